@@ -1,0 +1,55 @@
+# The commands of the README. Each installs what is missing (tools/setup) and builds what it needs under build/.
+# Needs CMake 3.25; the presets of CMakePresets.json are the same builds without make.
+
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: build demo test check bench format lint asan clean
+
+# The program alone, optimised: build/bin/mlaverify. The first configuration leaves the tests out; `make test` adds them to the
+# same folder, so that neither builds the library twice.
+build: build/build.ninja
+	cmake --build --preset release --target mlaverify_program
+
+build/build.ninja:
+	tools/setup build
+	cmake --preset release -DMLAVERIFY_TESTS=OFF
+
+# The first part of a recorded serving trace, served on this machine.
+demo: build
+	build/bin/mlaverify replay data/traces/mooncake_conversation.csv --heads 8 --max-requests 24 --max-batch 24 \
+	  --speed-up 1000 --max-steps 80
+
+test:
+	tools/setup test
+	cmake --preset release -DMLAVERIFY_TESTS=ON
+	cmake --build --preset release
+	ctest --preset release -j $(JOBS)
+
+# The conformance cases through the command line program.
+check: test
+	build/bin/mlaverify check build/tests/conformance/cases/*.safetensors
+
+# The time of the CPU backend against this machine's floor.
+bench: build
+	build/bin/mlaverify bench --grid cpu
+
+format:
+	tools/setup lint
+	tools/format --fix
+
+lint:
+	tools/setup lint
+	cmake --preset release -DMLAVERIFY_TESTS=ON
+	tools/format
+	tools/tidy build
+	python3 tests/include_direction.py
+
+# All tests with AddressSanitizer and UndefinedBehaviorSanitizer.
+asan:
+	tools/setup test
+	cmake --preset asan
+	cmake --build --preset asan
+	ctest --preset asan -j $(JOBS)
+
+clean:
+	rm -rf build

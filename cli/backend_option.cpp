@@ -1,0 +1,52 @@
+#include "backend_option.h"
+
+#include "error.h"
+
+namespace mlaverify::cli {
+
+std::vector<mlaverify_backend_info> backends() {
+  std::vector<mlaverify_backend_info> list(static_cast<std::size_t>(mlaverify_backend_count()));
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    list[i].size = sizeof(mlaverify_backend_info);
+    demand_ok(mlaverify_get_backend_info(static_cast<int32_t>(i), &list[i]), "");
+  }
+  return list;
+}
+
+void add_backend_option(CLI::App &verb, mlaverify_backend &backend) {
+  std::string names = "auto";
+  for (const mlaverify_backend_info &info : backends()) names += std::string(", ") + info.name;
+  verb.add_option_function<std::string>(
+          "--backend",
+          [&backend, names](const std::string &name) {
+            if (name == "auto") {
+              backend = MLAVERIFY_BACKEND_AUTO;
+              return;
+            }
+            for (const mlaverify_backend_info &info : backends()) {
+              if (name == info.name) {
+                backend = info.backend;
+                return;
+              }
+            }
+            throw CLI::ValidationError("--backend", "'" + name + "' is not one of " + names);
+          },
+          "Backend: " + names)
+      ->type_name("NAME");
+}
+
+void demand_ok(mlaverify_status status, const std::string &context) {
+  if (status == MLAVERIFY_OK) return;
+  const bool bad_input = status == MLAVERIFY_ERR_INVALID_ARGUMENT || status == MLAVERIFY_ERR_INVALID_VALUE;
+  throw Failure(bad_input ? kBadInput : kCannotRun, (context.empty() ? "" : context + ": ") + mlaverify_last_error());
+}
+
+void demand_available(mlaverify_backend backend) {
+  for (const mlaverify_backend_info &info : backends()) {
+    if (info.backend == backend && info.available == 0) {
+      throw Failure(kCannotRun, std::string("backend ") + info.name + " cannot run here: " + info.detail);
+    }
+  }
+}
+
+}  // namespace mlaverify::cli

@@ -1,0 +1,25 @@
+// The --backend option, and what the library's statuses mean for the exit code: shared by all verbs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "mlaverify/mlaverify.h"
+#include "verb.h"
+
+namespace mlaverify::cli {
+
+// The library's list, in order of preference, unavailable ones included.
+std::vector<mlaverify_backend_info> backends();
+
+// Adds `--backend auto|cpu|...`; `backend` must outlive the parse.
+void add_backend_option(CLI::App &verb, mlaverify_backend &backend);
+
+// Throws Failure with the exit code for `status` and the library's last message, after "`context`: " unless that is empty. Does
+// nothing for MLAVERIFY_OK. To be called right after the call that failed, on its thread.
+void demand_ok(mlaverify_status status, const std::string &context);
+
+// Throws Failure (exit code 3) with the reason if `backend` cannot run on this machine.
+void demand_available(mlaverify_backend backend);
+
+}  // namespace mlaverify::cli

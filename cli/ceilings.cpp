@@ -1,0 +1,168 @@
+// What this CPU can do at most: the two measurements behind the floor.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "io/tensor_buffer.h"
+#include "machine.h"
+#include "work.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace mlaverify::cli {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point a, Clock::time_point b) { return std::chrono::duration<double>(b - a).count(); }
+
+// Runs part(0) ... part(threads-1) at once, each on a thread of its own; seconds from the first start to the last end.
+double run_at_once(int threads, const std::function<void(int)> &part) {
+  std::vector<Clock::time_point> start(static_cast<std::size_t>(threads)), end(start.size());
+  std::atomic<int> missing(threads);
+  std::vector<std::thread> running;
+  const auto body = [&](int i) {
+    missing.fetch_sub(1);
+    while (missing.load() > 0) std::this_thread::yield();
+    start[static_cast<std::size_t>(i)] = Clock::now();
+    part(i);
+    end[static_cast<std::size_t>(i)] = Clock::now();
+  };
+  std::exception_ptr failure;
+  try {
+    for (int i = 0; i < threads; ++i) running.emplace_back(body, i);
+  } catch (...) {
+    failure = std::current_exception();
+    missing.store(0);  // let go those that did start
+  }
+  for (std::thread &t : running) t.join();
+  if (failure) std::rethrow_exception(failure);
+  return seconds_between(*std::min_element(start.begin(), start.end()), *std::max_element(end.begin(), end.end()));
+}
+
+double best_of(int rounds, int threads, const std::function<void(int)> &part) {
+  double best = run_at_once(threads, part);
+  for (int i = 1; i < rounds; ++i) best = std::min(best, run_at_once(threads, part));
+  return best;
+}
+
+// ---- Multiply-add: `kChains` independent chains of one register each, enough to cover the latency of any current core. Each
+// function does `steps` steps of all chains and returns something that depends on every one.
+
+constexpr int kChains = 12;
+constexpr float kFactor = 0.999f, kTerm = 0.001f;  // keeps the values near 1: no overflow, no subnormals
+
+struct MultiplyAdd {
+  float (*run)(int64_t steps);
+  int lanes;
+};
+
+#if defined(__x86_64__)
+
+__attribute__((target("avx2,fma"))) float multiply_add_avx2(int64_t steps) {
+  const __m256 factor = _mm256_set1_ps(kFactor), term = _mm256_set1_ps(kTerm);
+  __m256 x[kChains];
+  for (int i = 0; i < kChains; ++i) x[i] = _mm256_set1_ps(static_cast<float>(i));
+  for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) x[i] = _mm256_fmadd_ps(x[i], factor, term);
+  }
+  for (int i = 1; i < kChains; ++i) x[0] = _mm256_add_ps(x[0], x[i]);
+  return _mm256_cvtss_f32(x[0]);
+}
+
+__attribute__((target("avx512f"))) float multiply_add_avx512(int64_t steps) {
+  const __m512 factor = _mm512_set1_ps(kFactor), term = _mm512_set1_ps(kTerm);
+  __m512 x[kChains];
+  for (int i = 0; i < kChains; ++i) x[i] = _mm512_set1_ps(static_cast<float>(i));
+  for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) x[i] = _mm512_fmadd_ps(x[i], factor, term);
+  }
+  for (int i = 1; i < kChains; ++i) x[0] = _mm512_add_ps(x[0], x[i]);
+  return _mm512_cvtss_f32(x[0]);
+}
+
+#endif
+
+// Four lanes as the compiler makes them for the base instruction set: separate multiply and add where that has no fused one.
+float multiply_add_portable(int64_t steps) {
+  typedef float Vector __attribute__((vector_size(16)));
+  const Vector factor = {kFactor, kFactor, kFactor, kFactor}, term = {kTerm, kTerm, kTerm, kTerm};
+  Vector x[kChains];
+  for (int i = 0; i < kChains; ++i) {
+    const auto f = static_cast<float>(i);
+    x[i] = Vector{f, f, f, f};
+  }
+  for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) x[i] = x[i] * factor + term;
+  }
+  for (int i = 1; i < kChains; ++i) x[0] += x[i];
+  return x[0][0];
+}
+
+MultiplyAdd widest_multiply_add() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return {multiply_add_avx512, 16};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {multiply_add_avx2, 8};
+#endif
+  return {multiply_add_portable, 4};
+}
+
+double measure_flops_per_second(int threads) {
+  const MultiplyAdd multiply_add = widest_multiply_add();
+  std::atomic<float> sink(0);  // the compiler must not find the result unused
+  const auto steps_on_all = [&](int64_t steps) {
+    return [&sink, &multiply_add, steps](int) { sink.store(multiply_add.run(steps)); };
+  };
+  constexpr int64_t probe_steps = 1 << 20;
+  constexpr double round_seconds = 0.02;
+  const double probe = best_of(2, threads, steps_on_all(probe_steps));
+  const int64_t steps = std::max<int64_t>(1, static_cast<int64_t>(round_seconds / probe * probe_steps));
+  const double flops = 2.0 * multiply_add.lanes * kChains * static_cast<double>(steps) * threads;
+  return flops / best_of(8, threads, steps_on_all(steps));
+}
+
+// ---- Memory: all threads read a buffer that no cache holds, each its own part.
+
+uint64_t sum(const uint64_t *data, int64_t count) {
+  uint64_t total = 0;
+  for (int64_t i = 0; i < count; ++i) total += data[i];
+  return total;
+}
+
+double measure_bytes_per_second(int threads) {
+  const int64_t available = available_memory_bytes();
+  int64_t bytes = std::max(int64_t{512} << 20, 8 * last_level_cache_bytes());
+  if (available > 0) bytes = std::min(bytes, available / 2);
+  io::TensorBuffer buffer(DType::i32, {bytes / 4});
+  const int64_t count = bytes / 8;
+  auto *data = buffer.data<uint64_t>();
+  const auto first_of = [&](int thread) { return count * thread / threads; };
+  std::atomic<uint64_t> sink(0);
+  // Written by the thread that will read it, so that each part has memory of its own, near that thread.
+  run_at_once(threads,
+              [&](int i) { std::memset(data + first_of(i), 1, static_cast<std::size_t>(first_of(i + 1) - first_of(i)) * 8); });
+  return static_cast<double>(bytes) /
+         best_of(6, threads, [&](int i) { sink.fetch_add(sum(data + first_of(i), first_of(i + 1) - first_of(i))); });
+}
+
+}  // namespace
+
+Ceilings measure_cpu_ceilings(int threads) {
+  Ceilings ceilings;
+  ceilings.flops_per_second = measure_flops_per_second(threads);
+  ceilings.bytes_per_second = measure_bytes_per_second(threads);
+  return ceilings;
+}
+
+}  // namespace mlaverify::cli

@@ -1,0 +1,135 @@
+#include "timed_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "backend_option.h"
+#include "error.h"
+#include "grid.h"
+#include "random.h"
+#include "random_rows.h"
+
+namespace mlaverify::cli {
+
+namespace {
+
+// How the cache is laid out. Sizes in double: those of a shape that cannot be allocated need not fit an integer.
+struct Layout {
+  double sets;
+  double pages;  // of the cache, spare ones included
+  double page_bytes;
+  double table_width;
+};
+
+double pages_of(const Shape &shape, int32_t seq_len) { return std::ceil(static_cast<double>(seq_len) / shape.page_size); }
+
+Layout layout_of(const Shape &shape, int64_t rotation_bytes) {
+  Layout l{};
+  double set_pages = 0;
+  for (const int32_t len : shape.seq_lens) {
+    set_pages += pages_of(shape, len);
+    l.table_width = std::max(l.table_width, pages_of(shape, len));
+  }
+  l.page_bytes = static_cast<double>(shape.page_size) * shape.qk_dim * rules::dtype_bytes(shape.kv_dtype);
+  l.sets = std::ceil(static_cast<double>(rotation_bytes) / (set_pages * l.page_bytes));
+  l.pages = l.sets * set_pages;
+  l.pages += std::ceil(l.pages / 16);
+  return l;
+}
+
+double rows_of(const Shape &shape) { return static_cast<double>(shape.seq_lens.size()) * shape.qlen; }
+
+}  // namespace
+
+double TimedStep::bytes_needed(const Shape &shape, int64_t rotation_bytes) {
+  const Layout l = layout_of(shape, rotation_bytes);
+  const double row_bytes = static_cast<double>(shape.qk_dim + shape.v_dim) * rules::dtype_bytes(shape.q_dtype) + sizeof(float);
+  const double table_bytes = static_cast<double>(shape.seq_lens.size()) * l.table_width * sizeof(int32_t);
+  return l.pages * (l.page_bytes + sizeof(int32_t)) + rows_of(shape) * shape.num_heads * row_bytes + l.sets * table_bytes;
+}
+
+TimedStep::TimedStep(const Shape &shape, int64_t rotation_bytes, const CallOptions &options) {
+  const Layout layout = layout_of(shape, rotation_bytes);
+  const auto batch = static_cast<int64_t>(shape.seq_lens.size());
+  const auto rows = static_cast<int64_t>(rows_of(shape));
+  const auto num_pages = static_cast<int64_t>(layout.pages);
+  if (num_pages > INT32_MAX) {
+    throw Failure(kBadInput, shape_line(shape) + ": the cache would have more pages than a block table can number");
+  }
+  Random random(1);
+  q_ = io::TensorBuffer(shape.q_dtype, {rows, shape.num_heads, shape.qk_dim});
+  kv_ = io::TensorBuffer(shape.kv_dtype, {num_pages, shape.page_size, 1, shape.qk_dim});
+  out_ = io::TensorBuffer(shape.q_dtype, {rows, shape.num_heads, shape.v_dim});
+  lse_ = io::TensorBuffer(DType::f32, {rows, shape.num_heads});
+  seq_lens_ = io::TensorBuffer(DType::i32, {batch});
+  std::copy(shape.seq_lens.begin(), shape.seq_lens.end(), seq_lens_.data<int32_t>());
+  fill_normal(random, shape.q_dtype, q_.data(), q_.size(), 1);
+  poison(kv_.data(), kv_.bytes());
+
+  std::vector<int32_t> page_ids(static_cast<std::size_t>(num_pages));
+  std::iota(page_ids.begin(), page_ids.end(), 0);
+  for (std::size_t i = page_ids.size(); i > 1; --i) std::swap(page_ids[i - 1], page_ids[random.below(i)]);
+
+  const auto width = static_cast<int64_t>(layout.table_width);
+  const RandomRows latents(shape.kv_dtype, shape.qk_dim, 2);
+  const auto slot_bytes = static_cast<int64_t>(latents.row_bytes());
+  auto page = page_ids.begin();
+  for (auto set = static_cast<int64_t>(layout.sets); set > 0; --set) {
+    io::TensorBuffer table(DType::i32, {batch, width});
+    std::fill_n(table.data<int32_t>(), table.size(), -1);
+    for (int64_t b = 0; b < batch; ++b) {
+      const int64_t len = shape.seq_lens[static_cast<std::size_t>(b)];
+      for (int64_t first = 0; first < len; first += shape.page_size, ++page) {
+        table.data<int32_t>()[b * width + first / shape.page_size] = *page;
+        const int64_t slots = std::min<int64_t>(shape.page_size, len - first);
+        char *slot = kv_.data<char>() + int64_t{*page} * shape.page_size * slot_bytes;
+        for (int64_t i = 0; i < slots; ++i) latents.copy(random, slot + i * slot_bytes);
+      }
+    }
+    tables_.push_back(std::move(table));
+  }
+
+  args_.size = sizeof args_;
+  args_.q = q_.view();
+  args_.kv_cache = kv_.view();
+  args_.out = out_.view();
+  args_.lse = lse_.view();
+  args_.block_table = tables_[0].view();
+  args_.seq_lens = seq_lens_.view();
+  args_.v_head_dim = shape.v_dim;
+  args_.qlen = shape.qlen;
+  args_.page_size = shape.page_size;
+  args_.num_kv_splits = options.num_kv_splits;
+  args_.sm_scale = 1 / std::sqrt(static_cast<float>(shape.qk_dim));
+  args_.backend = options.backend;
+  args_.num_threads = options.num_threads;
+  demand_ok(mlaverify_workspace_size(&args_, &args_.workspace_bytes), shape_line(shape));
+  if (args_.workspace_bytes > 0) {
+    const std::size_t alignment = MLAVERIFY_WORKSPACE_ALIGNMENT;
+    workspace_.reset(std::aligned_alloc(alignment, rules::round_up(args_.workspace_bytes, alignment)));
+    if (!workspace_) throw std::bad_alloc();
+    args_.workspace = workspace_.get();
+  }
+  poison(out_.data(), out_.bytes());
+  poison(lse_.data(), lse_.bytes());
+}
+
+void TimedStep::call() {
+  args_.block_table.data = tables_[next_].data();
+  next_ = (next_ + 1) % tables_.size();
+  demand_ok(mlaverify_decode_attention_fwd_verify(&args_), "bench");
+}
+
+bool TimedStep::outputs_are_numbers() const {
+  const auto no_nan = [](const io::TensorBuffer &t) {
+    for (int64_t i = 0; i < t.size(); ++i) {
+      if (std::isnan(rules::load_float(t.dtype(), t.data(), i))) return false;
+    }
+    return true;
+  };
+  return no_nan(out_) && no_nan(lse_);
+}
+
+}  // namespace mlaverify::cli

@@ -1,0 +1,22 @@
+// Times a call: warm-up, then repetitions until the median is known well.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+namespace mlaverify::cli {
+
+struct Timing {
+  double median = 0;  // seconds
+  double spread = 0;  // distance between the quartiles, as a fraction of the median: half of the repetitions lie within it
+  int repetitions = 0;
+};
+
+// `seconds` must not be empty.
+Timing summarize(std::vector<double> seconds);
+
+// Calls `call` for 50 ms unmeasured (once at least), then at least 5 times and for at least 0.3 s in all, then on until the
+// standard error of the median is below 1 %, or 1.5 s are over.
+Timing time_calls(const std::function<void()> &call);
+
+}  // namespace mlaverify::cli

@@ -1,0 +1,87 @@
+// The cpu backend: picks the instruction set, sizes the workspace, runs.
+#include "api/env.h"
+#include "backends/backend.h"
+#include "cpu/check_values.h"
+#include "cpu/threads.h"
+#include "cpu/verify.h"
+#include "rules/workspace.h"
+
+namespace mlaverify {
+namespace {
+
+struct IsaChoice {
+  const char *name;
+  const cpu::Isa *isa;  // null: not in this build
+  bool runs_here;
+};
+
+// Best first.
+std::vector<IsaChoice> isa_choices() {
+  std::vector<IsaChoice> list;
+#if defined(MLAVERIFY_X86)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  list.push_back({"avx2", &cpu::isa_avx2(), avx2});
+#else
+  list.push_back({"avx2", nullptr, false});
+#endif
+  list.push_back({"scalar", &cpu::isa_scalar(), true});
+  return list;
+}
+
+struct Selection {
+  const cpu::Isa *isa = nullptr;
+  Backend::Availability availability;
+};
+
+Selection select_isa() {
+  const std::string &forced = env_cpu_isa();
+  std::string names;
+  for (const IsaChoice &c : isa_choices()) {
+    names += (names.empty() ? "" : " or ") + std::string(c.name);
+    if (forced.empty() ? !c.runs_here : forced != c.name) continue;
+    if (!c.runs_here)
+      return {
+          nullptr,
+          {{MLAVERIFY_ERR_UNSUPPORTED, "MLAVERIFY_CPU_ISA asks for " + forced + ", which this processor or build lacks"}, ""}};
+    return {c.isa, {{}, c.name}};
+  }
+  return {nullptr, {{MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_CPU_ISA: got '" + forced + "', must be " + names}, ""}};
+}
+
+const Selection &selection() {
+  static const Selection s = select_isa();
+  return s;
+}
+
+class CpuBackend final : public Backend {
+ public:
+  mlaverify_backend id() const override { return MLAVERIFY_BACKEND_CPU; }
+  const char *name() const override { return "cpu"; }
+  const Availability &availability() const override { return selection().availability; }
+  std::string refusal(const Call &call) const override { return host_only_refusal(call); }
+
+  std::size_t workspace_bytes(const Call &call) const override {
+    return static_cast<std::size_t>(rules::cpu_workspace_bytes(call.problem, cpu::thread_limit(call.num_threads)));
+  }
+
+  Status run(const Call &call) const override {
+    if (Status s = check_values(call.problem); !s.ok()) return s;
+    cpu::verify(*selection().isa, call.problem, cpu::threads_now(call.num_threads), call.workspace);
+    return {};
+  }
+
+  // The instruction set is chosen; starting the threads is the one thing left that allocates.
+  Status warmup(const Call &call, const int32_t *, int32_t) const override {
+    cpu::in_parallel(cpu::threads_now(call.num_threads), [](int32_t) {});
+    return {};
+  }
+};
+
+}  // namespace
+
+const Backend &cpu_backend() {
+  static const CpuBackend backend;
+  return backend;
+}
+
+}  // namespace mlaverify

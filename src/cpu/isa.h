@@ -1,0 +1,51 @@
+// What the CPU backend needs from an instruction set: the arithmetic on one row tile. kernel.h implements it once over a vector
+// type; isa_*.cpp compile it with their own flags.
+#pragma once
+
+#include "rules/problem.h"
+#include "rules/split.h"
+#include "rules/workspace.h"
+
+namespace mlaverify::cpu {
+
+// Rows [first_row, first_row + rows) of a request (pack.h), and the keys that some of them sees: 0 ... keys-1.
+struct RowTile {
+  int32_t request;
+  int64_t first_row;
+  int32_t rows;
+  int32_t keys;
+};
+
+// A partial result of a row tile (merge.h), laid out by rules::NodeLayout.
+struct Node {
+  float *max;  // [rows]
+  float *sum;  // [rows]
+  float *acc;  // [rows, acc_ld], v_dim used
+};
+
+// Converted tiles of one thread, laid out by rules::CpuThreadLayout.
+struct Scratch {
+  float *q;       // [rows, q_ld]
+  float *kv;      // [block_n, kv_ld]
+  float *scores;  // [rows, scores_ld]
+};
+
+struct Isa {
+  const char *name;
+  // Converts the queries of a row tile.
+  void (*load_queries)(const Problem &, const rules::CpuThreadLayout &, const RowTile &, const Scratch &);
+  // Partial result over a chunk of keys; the queries are loaded.
+  void (*chunk)(const Problem &, const rules::CpuThreadLayout &, const RowTile &, rules::KeyRange, const Scratch &,
+                const Node &);
+  // left = merge of left and right.
+  void (*merge)(const Problem &, const rules::CpuThreadLayout &, int32_t rows, const Node &left, const Node &right);
+  // Writes out and lse of a row tile. `node` is not looked at for rows that see no key.
+  void (*finish)(const Problem &, const rules::CpuThreadLayout &, const RowTile &, const Node &node);
+};
+
+const Isa &isa_scalar();
+#if defined(MLAVERIFY_X86)
+const Isa &isa_avx2();
+#endif
+
+}  // namespace mlaverify::cpu

@@ -1,0 +1,291 @@
+// The arithmetic of the CPU backend over a vector type `Vec`, which the including file has defined. Everything here has
+// internal linkage: each instruction set gets its own copy.
+//
+// One chunk of keys, for one row tile:
+//   for each tile of up to 64 keys that some row sees
+//     convert its cached rows to f32 once                  kv     [keys, Lk]   (L2)
+//     scores = q kv^T, 2 rows x 6 keys in registers        scores [rows, keys] (L1)
+//     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
+//     acc += weights kv[:, :Lv], 6 rows x 2 vectors in registers
+// Only keys that a row sees enter its softmax and its sum, so what it does not see may hold anything. Every sum runs in an
+// order that depends on the key's or column's position alone: no bit depends on the other rows of the tile or on where a block
+// ends.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "cpu/isa.h"
+#include "rules/mask.h"
+#include "rules/number.h"
+#include "rules/paging.h"
+
+namespace mlaverify::cpu {
+namespace {
+
+constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+constexpr int32_t kTileKeys = rules::cpu_config().block_n;
+constexpr int32_t kTileRows = rules::cpu_config().block_h;
+static_assert(kTileKeys % Vec::width == 0, "rows of scores are whole vectors");
+
+// ---- Elements ---------------------------------------------------------------------------------------------------------
+
+template <class T, class Load>
+inline void convert(const T *from, int32_t n, float *to, Load load) {
+  for (int32_t i = 0; i < n; i += Vec::width) load(from + i).store(to + i);
+}
+
+// Elements [at, at + n) of `data` as f32; n is a multiple of 8.
+inline void load_row(DType t, const void *data, int64_t at, int32_t n, float *to) {
+  switch (t) {
+    case DType::f32: return convert(static_cast<const float *>(data) + at, n, to, Vec::load);
+    case DType::f16: return convert(static_cast<const uint16_t *>(data) + at, n, to, Vec::load_f16);
+    case DType::bf16: return convert(static_cast<const uint16_t *>(data) + at, n, to, Vec::load_bf16);
+    case DType::f8_e4m3: return convert(static_cast<const uint8_t *>(data) + at, n, to, Vec::load_e4m3);
+    case DType::f8_e5m2: return convert(static_cast<const uint8_t *>(data) + at, n, to, Vec::load_e5m2);
+    case DType::i32: return;  // not a cache type: refused by validate()
+  }
+}
+
+// scale * from, as type `t` at element `at` of `data`.
+inline void store_row(DType t, const float *from, float scale, int32_t n, void *data, int64_t at) {
+  const Vec s = Vec::broadcast(scale);
+  for (int32_t i = 0; i < n; i += Vec::width) {
+    const Vec x = Vec::load(from + i) * s;
+    if (t == DType::f32) x.store(static_cast<float *>(data) + at + i);
+    if (t == DType::f16) x.store_f16(static_cast<uint16_t *>(data) + at + i);
+    if (t == DType::bf16) x.store_bf16(static_cast<uint16_t *>(data) + at + i);
+  }
+}
+
+// exp(x) for x <= 0 within 2 units in the last place; exactly 0 below the normal range; NaN stays NaN. The polynomial on
+// [-ln2/2, ln2/2] is that of Cephes' expf (S. L. Moshier).
+inline Vec exp(Vec x) {
+  const Vec n = round(x * Vec::broadcast(1.44269504f));
+  const Vec r = fma(n, Vec::broadcast(2.12194440e-4f), fma(n, Vec::broadcast(-0.693359375f), x));
+  Vec y = Vec::broadcast(1.9875691500e-4f);
+  y = fma(y, r, Vec::broadcast(1.3981999507e-3f));
+  y = fma(y, r, Vec::broadcast(8.3334519073e-3f));
+  y = fma(y, r, Vec::broadcast(4.1665795894e-2f));
+  y = fma(y, r, Vec::broadcast(1.6666665459e-1f));
+  y = fma(y, r, Vec::broadcast(5.0000001201e-1f));
+  y = fma(y, r * r, r + Vec::broadcast(1.0f));
+  return zero_below(y * pow2(n), x, -87.0f);
+}
+
+inline float exp(float x) {
+  float lanes[Vec::width];
+  exp(Vec::broadcast(x)).store(lanes);
+  return lanes[0];
+}
+
+// ---- Register blocks --------------------------------------------------------------------------------------------------
+
+// Calls f(integral constant n) for a run-time n in 1 ... limit.
+template <int limit, class F>
+inline void with_constant(int n, F f) {
+  if constexpr (limit > 1) {
+    if (n < limit) return with_constant<limit - 1>(n, f);
+  }
+  f(std::integral_constant<int, limit>());
+}
+
+// scores[r][k] = q[r] . kv[k] for R rows and K keys, lanes along the width.
+template <int R, int K>
+inline void score_block(const float *q, int32_t q_ld, const float *kv, int32_t kv_ld, int32_t width, float *scores,
+                        int32_t scores_ld) {
+  Vec c[R][K];
+  for (auto &row : c) {
+    for (Vec &x : row) x = Vec::zero();
+  }
+  for (int32_t d = 0; d < width; d += Vec::width) {
+    Vec a[R];
+    for (int r = 0; r < R; ++r) a[r] = Vec::load(q + r * q_ld + d);
+    for (int k = 0; k < K; ++k) {
+      const Vec b = Vec::load(kv + k * kv_ld + d);
+      for (int r = 0; r < R; ++r) c[r][k] = fma(a[r], b, c[r][k]);
+    }
+  }
+  for (int r = 0; r < R; ++r) sums(c[r], scores + r * scores_ld);
+}
+
+// acc[r][0 ... C vectors) += sum over keys [begin, end) of weights[r][k] * kv[k], lanes along the columns.
+template <int R, int C>
+inline void value_block(const float *weights, int32_t weights_ld, const float *kv, int32_t kv_ld, int32_t begin, int32_t end,
+                        float *acc, int32_t acc_ld) {
+  Vec c[R][C];
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < C; ++j) c[r][j] = Vec::load(acc + r * acc_ld + j * Vec::width);
+  }
+  for (int32_t k = begin; k < end; ++k) {
+    Vec b[C];
+    for (int j = 0; j < C; ++j) b[j] = Vec::load(kv + k * kv_ld + j * Vec::width);
+    for (int r = 0; r < R; ++r) {
+      const Vec a = Vec::broadcast(weights[r * weights_ld + k]);
+      for (int j = 0; j < C; ++j) c[r][j] = fma(a, b[j], c[r][j]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < C; ++j) c[r][j].store(acc + r * acc_ld + j * Vec::width);
+  }
+}
+
+// ---- One key tile -----------------------------------------------------------------------------------------------------
+
+inline void load_keys(const Problem &p, int32_t request, rules::KeyRange keys, float *kv, int32_t kv_ld) {
+  rules::Slot slot = rules::slot_of(keys.begin, p.page_size);
+  for (int64_t key = keys.begin; key < keys.end;) {
+    const int64_t run = rules::min<int64_t>(p.page_size - slot.offset, keys.end - key);
+    int64_t at = rules::kv_offset(p, rules::page_id(p, request, slot.entry), slot.offset);
+    for (int64_t i = 0; i < run; ++i, ++key, at += p.kv_slot_stride, kv += kv_ld) load_row(p.kv_dtype, p.kv, at, p.qk_dim, kv);
+    slot = {slot.entry + 1, 0};
+  }
+}
+
+inline void scores_of(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, int32_t keys, int32_t width) {
+  constexpr int R = 2, K = 6;
+  for (int32_t k = 0; k < keys; k += K) {
+    with_constant<K>(rules::min(K, keys - k), [&](auto nk) {
+      for (int32_t r = 0; r < rows; r += R) {
+        with_constant<R>(rules::min(R, rows - r), [&](auto nr) {
+          score_block<nr(), nk()>(s.q + r * l.q_ld, l.q_ld, s.kv + k * l.kv_ld, l.kv_ld, width, s.scores + r * l.scores_ld + k,
+                                  l.scores_ld);
+        });
+      }
+    });
+  }
+}
+
+// Online softmax of one row over its n > 0 visible keys of the tile.
+inline void softmax_row(float *scores, int32_t n, float scale, float *max_out, float *sum_out, float *acc, int32_t v_dim) {
+  const Vec vscale = Vec::broadcast(scale);
+  Vec largest_seen = Vec::broadcast(kMinusInf);
+  for (int32_t i = 0; i < n; i += Vec::width) {
+    Vec x = Vec::load(scores + i) * vscale;
+    if (n - i < Vec::width) x = fill_from(x, n - i, kMinusInf);
+    x.store(scores + i);
+    largest_seen = max(x, largest_seen);
+  }
+  const float before = *max_out;
+  const float now = rules::max(before, largest(largest_seen));
+  const float reference = now == kMinusInf ? 0.0f : now;  // all scores -inf: weights 0, not NaN
+  if (now > before && before > kMinusInf) {
+    const float shrink = exp(before - reference);
+    *sum_out *= shrink;
+    for (int32_t c = 0; c < v_dim; c += Vec::width) (Vec::load(acc + c) * Vec::broadcast(shrink)).store(acc + c);
+  }
+  Vec total = Vec::zero();
+  for (int32_t i = 0; i < n; i += Vec::width) {
+    const Vec w = exp(Vec::load(scores + i) - Vec::broadcast(reference));
+    w.store(scores + i);
+    total = total + w;
+  }
+  *max_out = now;
+  *sum_out += sum(total);
+}
+
+// visible[r]: keys of the tile that row r sees, the first ones.
+inline void add_values(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const int32_t *visible, int32_t v_dim,
+                       float *acc) {
+  constexpr int R = 6, C = 2;
+  const int32_t ld = l.node.acc_ld;
+  for (int32_t c = 0; c < v_dim; c += C * Vec::width) {
+    with_constant<C>(rules::min(C, (v_dim - c) / Vec::width), [&](auto nc) {
+      for (int32_t r = 0; r < rows; r += R) {
+        with_constant<R>(rules::min(R, rows - r), [&](auto nr) {
+          int32_t common = visible[r];
+          for (int i = 1; i < nr(); ++i) common = rules::min(common, visible[r + i]);
+          value_block<nr(), nc()>(s.scores + r * l.scores_ld, l.scores_ld, s.kv + c, l.kv_ld, 0, common, acc + r * ld + c, ld);
+          for (int32_t i = r; i < r + nr(); ++i) {  // boundary tiles: what some rows of the block see and others don't
+            if (visible[i] > common) {
+              value_block<1, nc()>(s.scores + i * l.scores_ld, l.scores_ld, s.kv + c, l.kv_ld, common, visible[i],
+                                   acc + i * ld + c, ld);
+            }
+          }
+        });
+      }
+    });
+  }
+}
+
+// ---- The interface of isa.h -------------------------------------------------------------------------------------------
+
+inline int32_t visible_to_row(const Problem &p, const RowTile &tile, int32_t r) {
+  const int32_t seq_len = p.seq_lens[tile.request];
+  const int32_t real_len = p.real_seq_lens != nullptr ? p.real_seq_lens[tile.request] : seq_len;
+  const rules::Row row = rules::unpack_row(tile.first_row + r, p.num_heads);
+  return rules::visible_keys(seq_len, real_len, rules::query_count(p, tile.request), row.token);
+}
+
+inline float cache_scale(const Problem &p) { return p.k_scale != nullptr ? *p.k_scale : 1.0f; }
+
+void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, const Scratch &s) {
+  for (int32_t r = 0; r < tile.rows; ++r) {
+    const int64_t at = rules::q_offset(p, tile.request, rules::unpack_row(tile.first_row + r, p.num_heads));
+    load_row(p.q_dtype, p.q, at, p.qk_dim, s.q + r * l.q_ld);
+  }
+}
+
+void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, rules::KeyRange keys, const Scratch &s,
+           const Node &node) {
+  const float scale = p.sm_scale * cache_scale(p);
+  int32_t seen[kTileRows];
+  for (int32_t r = 0; r < tile.rows; ++r) {
+    seen[r] = visible_to_row(p, tile, r);
+    node.max[r] = kMinusInf;
+    node.sum[r] = 0;
+    for (int32_t c = 0; c < p.v_dim; c += Vec::width) Vec::zero().store(node.acc + r * l.node.acc_ld + c);
+  }
+  for (int64_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
+    const rules::KeyRange part = {begin, rules::min<int64_t>(begin + kTileKeys, keys.end)};
+    load_keys(p, tile.request, part, s.kv, l.kv_ld);
+    scores_of(s, l, tile.rows, static_cast<int32_t>(part.end - part.begin), p.qk_dim);
+    int32_t visible[kTileRows];
+    for (int32_t r = 0; r < tile.rows; ++r) {
+      visible[r] = static_cast<int32_t>(rules::clamp<int64_t>(seen[r] - part.begin, 0, part.end - part.begin));
+      if (visible[r] == 0) continue;
+      softmax_row(s.scores + r * l.scores_ld, visible[r], scale, node.max + r, node.sum + r, node.acc + r * l.node.acc_ld,
+                  p.v_dim);
+    }
+    add_values(s, l, tile.rows, visible, p.v_dim, node.acc);
+  }
+}
+
+void merge(const Problem &p, const rules::CpuThreadLayout &l, int32_t rows, const Node &left, const Node &right) {
+  for (int32_t r = 0; r < rows; ++r) {
+    const auto step =
+        rules::merge_states({left.max[r], left.sum[r]}, {right.max[r], right.sum[r]}, [](float x) { return exp(x); });
+    left.max[r] = step.merged.max;
+    left.sum[r] = step.merged.sum;
+    if (step.b == 0.0f && step.a == 1.0f) continue;  // the right side weighs nothing
+    float *to = left.acc + r * l.node.acc_ld;
+    const float *from = right.acc + r * l.node.acc_ld;
+    const bool take = step.a == 0.0f && step.b == 1.0f;  // so does the left
+    for (int32_t c = 0; c < p.v_dim; c += Vec::width) {
+      const Vec x = Vec::load(from + c);
+      (take ? x : fma(Vec::load(to + c), Vec::broadcast(step.a), x * Vec::broadcast(step.b))).store(to + c);
+    }
+  }
+}
+
+void finish(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, const Node &node) {
+  alignas(64) static constexpr float zeros[Vec::width] = {};
+  for (int32_t r = 0; r < tile.rows; ++r) {
+    const rules::Row row = rules::unpack_row(tile.first_row + r, p.num_heads);
+    const int64_t at = rules::out_offset(p, tile.request, row);
+    float *lse = p.lse + rules::lse_offset(p, tile.request, row);
+    if (visible_to_row(p, tile, r) == 0) {
+      for (int32_t c = 0; c < p.v_dim; c += Vec::width) store_row(p.q_dtype, zeros, 1.0f, Vec::width, p.out, at + c);
+      *lse = kMinusInf;
+      continue;
+    }
+    // Keys, but every score -inf: sum is 0 and the softmax is undefined, so NaN as by definition, not the -inf of a row without
+    // keys.
+    const bool undefined = node.sum[r] == 0.0f;
+    store_row(p.q_dtype, node.acc + r * l.node.acc_ld, cache_scale(p) / node.sum[r], p.v_dim, p.out, at);
+    *lse = undefined ? std::numeric_limits<float>::quiet_NaN() : node.max[r] + std::log(node.sum[r]);
+  }
+}
+
+}  // namespace
+}  // namespace mlaverify::cpu

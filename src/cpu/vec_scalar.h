@@ -1,0 +1,116 @@
+// Eight float lanes in portable C++. Same interface as vec_avx2.h; kernel.h is compiled over either.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "rules/number.h"
+
+namespace mlaverify::cpu {
+namespace {
+
+struct Vec {
+  static constexpr int width = 8;
+  float v[width];
+
+  static Vec zero() { return broadcast(0.0f); }
+  static Vec broadcast(float x) {
+    Vec r;
+    for (float &lane : r.v) lane = x;
+    return r;
+  }
+  static Vec load(const float *p) {
+    Vec r;
+    for (int i = 0; i < width; ++i) r.v[i] = p[i];
+    return r;
+  }
+  template <class T, class Convert>
+  static Vec load_with(const T *p, Convert convert) {
+    Vec r;
+    for (int i = 0; i < width; ++i) r.v[i] = convert(p[i]);
+    return r;
+  }
+  static Vec load_f16(const uint16_t *p) {
+    return load_with(p, [](uint16_t x) { return rules::f16_to_float(x); });
+  }
+  static Vec load_bf16(const uint16_t *p) {
+    return load_with(p, [](uint16_t x) { return rules::bf16_to_float(x); });
+  }
+  static Vec load_e4m3(const uint8_t *p) {
+    return load_with(p, [](uint8_t x) { return rules::e4m3_to_float(x); });
+  }
+  static Vec load_e5m2(const uint8_t *p) {
+    return load_with(p, [](uint8_t x) { return rules::e5m2_to_float(x); });
+  }
+
+  void store(float *p) const {
+    for (int i = 0; i < width; ++i) p[i] = v[i];
+  }
+  void store_f16(uint16_t *p) const {
+    for (int i = 0; i < width; ++i) p[i] = rules::float_to_f16(v[i]);
+  }
+  void store_bf16(uint16_t *p) const {
+    for (int i = 0; i < width; ++i) p[i] = rules::float_to_bf16(v[i]);
+  }
+};
+
+inline Vec operator+(Vec a, Vec b) {
+  for (int i = 0; i < Vec::width; ++i) a.v[i] += b.v[i];
+  return a;
+}
+inline Vec operator-(Vec a, Vec b) {
+  for (int i = 0; i < Vec::width; ++i) a.v[i] -= b.v[i];
+  return a;
+}
+inline Vec operator*(Vec a, Vec b) {
+  for (int i = 0; i < Vec::width; ++i) a.v[i] *= b.v[i];
+  return a;
+}
+// a * b + c.
+inline Vec fma(Vec a, Vec b, Vec c) {
+  for (int i = 0; i < Vec::width; ++i) c.v[i] += a.v[i] * b.v[i];
+  return c;
+}
+// The larger; `b` where either is NaN.
+inline Vec max(Vec a, Vec b) {
+  for (int i = 0; i < Vec::width; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+// Nearest integer, for |x| < 2^22; ties either way, anything for other x.
+inline Vec round(Vec x) {
+  constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
+  for (float &lane : x.v) lane = (lane + shift) - shift;
+  return x;
+}
+// 2^n for integers n in -126 ... 127; anything finite or NaN for other n.
+inline Vec pow2(Vec n) {
+  for (float &lane : n.v) {
+    const float inside = lane >= -126.0f && lane <= 127.0f ? lane : 0.0f;
+    lane = rules::float_from_bits(static_cast<uint32_t>(static_cast<int32_t>(inside) + 127) << 23);
+  }
+  return n;
+}
+// x where a >= limit or a is NaN, else 0.
+inline Vec zero_below(Vec x, Vec a, float limit) {
+  for (int i = 0; i < Vec::width; ++i) x.v[i] = a.v[i] < limit ? 0.0f : x.v[i];
+  return x;
+}
+// The lanes i >= count set to x.
+inline Vec fill_from(Vec a, int count, float x) {
+  for (int i = 0; i < Vec::width; ++i) a.v[i] = i < count ? a.v[i] : x;
+  return a;
+}
+inline float sum(Vec a) { return ((a.v[0] + a.v[1]) + (a.v[2] + a.v[3])) + ((a.v[4] + a.v[5]) + (a.v[6] + a.v[7])); }
+inline float largest(Vec a) {
+  float m = a.v[0];
+  for (int i = 1; i < Vec::width; ++i) m = a.v[i] > m ? a.v[i] : m;
+  return m;
+}
+// out[i] = sum(a[i]), each in the same order whatever n.
+template <int n>
+inline void sums(const Vec (&a)[n], float *out) {
+  for (int i = 0; i < n; ++i) out[i] = sum(a[i]);
+}
+
+}  // namespace
+}  // namespace mlaverify::cpu

@@ -1,0 +1,74 @@
+// The layout of the workspace, in one place: the size query and the carve-up both come from it. Offsets in floats.
+//
+// CPU: each thread has a region of its own with the query tile and one key tile converted to f32, a tile of scores, and two
+// lists of partial results: of the row tile whose first chunks another thread has, and of the one whose last chunks another
+// thread has.
+#pragma once
+
+#include "rules/config_table.h"
+#include "rules/hd.h"
+#include "rules/merge.h"
+#include "rules/pack.h"
+#include "rules/split.h"
+
+namespace mlaverify::rules {
+
+constexpr int64_t kWorkspaceAlignment = 256;  // bytes
+
+// Leading dimension of a row-major f32 tile: an odd number of 64-byte cache lines, so that a column walks through all sets of a
+// set-associative cache (a multiple of 1024 or 2048 bytes would use a few sets only).
+MLAVERIFY_HD int32_t tile_ld(int32_t width) { return (ceil_div(width, 16) | 1) * 16; }
+
+// One partial result: max and sum of each row, then acc.
+struct NodeLayout {
+  int32_t rows;  // of a full tile
+  int32_t acc_ld;
+  int64_t max, sum, acc;  // offsets
+  int64_t size;
+};
+
+MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
+  const int64_t state = round_up(rows, 16);
+  const int32_t ld = tile_ld(v_dim);
+  return {rows, ld, 0, state, 2 * state, 2 * state + static_cast<int64_t>(rows) * ld};
+}
+
+struct CpuThreadLayout {
+  int32_t q_ld, kv_ld, scores_ld;
+  int64_t q, kv, scores, nodes;  // offsets
+  NodeLayout node;
+  int32_t nodes_per_list;
+  int64_t size;  // a multiple of kWorkspaceAlignment / 4
+};
+
+// Rows of a full tile of this call.
+MLAVERIFY_HD int32_t cpu_tile_rows(const Problem &p) {
+  return static_cast<int32_t>(min<int64_t>(static_cast<int64_t>(p.qlen) * p.num_heads, cpu_config().block_h));
+}
+
+MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
+  const VerifyConfig c = cpu_config();
+  const int32_t rows = cpu_tile_rows(p);
+  // More keys than the block table holds are refused, so they bound the chunks.
+  const int64_t max_chunks = num_chunks(min<int64_t>(p.table_width, INT32_MAX / p.page_size + 1) * p.page_size, c.split_align);
+  CpuThreadLayout l{};
+  l.q_ld = l.kv_ld = tile_ld(p.qk_dim);
+  l.scores_ld = c.block_n;
+  l.node = node_layout(rows, p.v_dim);
+  l.nodes_per_list = max_waiting_nodes(max_chunks);
+  l.q = 0;
+  l.kv = l.q + static_cast<int64_t>(rows) * l.q_ld;
+  l.scores = l.kv + static_cast<int64_t>(c.block_n) * l.kv_ld;
+  l.nodes = l.scores + static_cast<int64_t>(rows) * l.scores_ld;
+  l.size = round_up<int64_t>(l.nodes + 2 * l.nodes_per_list * l.node.size, kWorkspaceAlignment / 4);
+  return l;
+}
+
+MLAVERIFY_HD int64_t cpu_workspace_bytes(const Problem &p, int32_t threads) {
+  const bool empty = p.batch == 0 || p.num_heads == 0;
+  return empty ? 0 : cpu_thread_layout(p).size * 4 * threads;
+}
+
+static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 16);
+
+}  // namespace mlaverify::rules
