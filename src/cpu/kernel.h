@@ -102,7 +102,7 @@ inline void score_block(const float *q, int32_t q_ld, const float *kv, int32_t k
     Vec a[R];
     for (int r = 0; r < R; ++r) a[r] = Vec::load(q + r * q_ld + d);
     for (int k = 0; k < K; ++k) {
-      const Vec b = Vec::load(kv + k * kv_ld + d);
+      const Vec b = in_register(Vec::load(kv + k * kv_ld + d));
       for (int r = 0; r < R; ++r) c[r][k] = fma(a[r], b, c[r][k]);
     }
   }

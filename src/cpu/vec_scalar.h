@@ -54,6 +54,7 @@ struct Vec {
   }
 };
 
+inline Vec in_register(Vec x) { return x; }
 inline Vec operator+(Vec a, Vec b) {
   for (int i = 0; i < Vec::width; ++i) a.v[i] += b.v[i];
   return a;
