@@ -16,8 +16,8 @@ build/build.ninja:
 
 # The first part of a recorded serving trace, served on this machine.
 demo: build
-	build/bin/mlaverify replay data/traces/mooncake_conversation.csv --heads 8 --max-requests 24 --max-batch 24 \
-	  --speed-up 1000 --max-steps 80
+	build/bin/mlaverify replay data/traces/mooncake_conversation.csv --heads 8 --max-requests 32 --max-batch 20 \
+	  --speed-up 10 --max-steps 80
 
 test:
 	tools/setup test

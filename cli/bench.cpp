@@ -45,7 +45,7 @@ struct Result {
 struct Setting {
   std::string version, commit, compiler, cpu, backend, isa;
   int32_t threads;
-  Ceilings ceilings;
+  Ceilings ceilings;  // before the first shape: those of the floor
 };
 
 std::vector<Shape> shapes_of(const Options &options) {
@@ -75,7 +75,7 @@ void demand_memory(const std::vector<Shape> &shapes) {
 
 // The backend that will run: the data lie in host memory, where automatic means the CPU's unless the environment names another.
 mlaverify_backend_info backend_info(mlaverify_backend asked) {
-  const std::string forced = env_backend();
+  const std::string &forced = env_backend();
   for (const mlaverify_backend_info &info : backends()) {
     const bool automatic = forced.empty() ? info.backend == MLAVERIFY_BACKEND_CPU : forced == info.name;
     if (asked == MLAVERIFY_BACKEND_AUTO ? automatic : info.backend == asked) return info;
@@ -140,7 +140,20 @@ void print_row(const Result &r) {
   std::fflush(stdout);  // a grid takes minutes
 }
 
-nlohmann::ordered_json json_of(const Setting &s, const Options &options, const std::vector<Result> &results) {
+void print_tail(const std::vector<Result> &results, const Ceilings &start, const Ceilings &end) {
+  fmt::print("\ngeometric mean over {} shape{}: {:.2f} × floor\n", results.size(), results.size() == 1 ? "" : "s",
+             geometric_mean_times_floor(results));
+  fmt::print("ceilings at the end: memory read {:+.0f} %, multiply-add {:+.0f} %\n",
+             (end.bytes_per_second / start.bytes_per_second - 1) * 100,
+             (end.flops_per_second / start.flops_per_second - 1) * 100);
+}
+
+nlohmann::ordered_json json_of(const Ceilings &c) {
+  return {{"bytes_per_second", c.bytes_per_second}, {"flops_per_second", c.flops_per_second}};
+}
+
+nlohmann::ordered_json json_of(const Setting &s, const Options &options, const std::vector<Result> &results,
+                               const Ceilings &end) {
   nlohmann::ordered_json shapes = nlohmann::ordered_json::array();
   for (const Result &r : results) {
     shapes.push_back({{"shape", shape_line(r.shape)},
@@ -170,7 +183,8 @@ nlohmann::ordered_json json_of(const Setting &s, const Options &options, const s
           {"isa", s.isa},
           {"threads", s.threads},
           {"num_kv_splits", options.call.num_kv_splits},
-          {"ceilings", {{"bytes_per_second", s.ceilings.bytes_per_second}, {"flops_per_second", s.ceilings.flops_per_second}}},
+          {"ceilings", json_of(s.ceilings)},
+          {"ceilings_at_the_end", json_of(end)},
           {"shapes", shapes},
           {"geometric_mean_times_floor", geometric_mean_times_floor(results)}};
 }
@@ -185,11 +199,12 @@ void bench(const Options &options) {
     results.push_back(measure(s, options, setting.ceilings));
     if (!options.json) print_row(results.back());
   }
+  // A busy machine or a changing clock shows here: the floors hold for the ceilings measured first.
+  const Ceilings end = measure_cpu_ceilings(setting.threads);
   if (options.json) {
-    fmt::print("{}\n", json_of(setting, options, results).dump(2));
+    fmt::print("{}\n", json_of(setting, options, results, end).dump(2));
   } else {
-    fmt::print("\ngeometric mean over {} shape{}: {:.2f} × floor\n", results.size(), results.size() == 1 ? "" : "s",
-               geometric_mean_times_floor(results));
+    print_tail(results, setting.ceilings, end);
   }
 }
 

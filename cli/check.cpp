@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "api/env.h"
@@ -34,8 +35,11 @@ struct Subject {
 };
 
 struct Result {
+  Result(std::string subject_name, std::string backend_name)
+      : subject(std::move(subject_name)), backend(std::move(backend_name)) {}
+
   std::string subject, backend;  // backend: empty if the input is bad
-  const char *status;            // ok, failed, skipped, bad input
+  const char *status = "ok";     // or failed, skipped, bad input
   StepError error;
   Tolerance tolerance = {};
   std::string message, repeat;
@@ -92,7 +96,8 @@ std::vector<Result> check_subject(const Subject &subject, const std::vector<mlav
   std::vector<std::unique_ptr<StepCall>> calls;
   std::vector<std::size_t> result_of_call;
   for (const mlaverify_backend_info &info : list) {
-    results.push_back({subject.name, info.name, "ok", {}, tolerance_for(step.q.dtype()), "", ""});
+    results.emplace_back(subject.name, info.name);
+    results.back().tolerance = tolerance_for(step.q.dtype());
     try {
       auto call = std::make_unique<StepCall>(step, subject.name, info.backend, 0);
       call->run();
@@ -166,7 +171,9 @@ int check(const CheckOptions &options) {
       if (failure != nullptr && failure->exit_code != kBadInput) throw;
       std::fflush(stdout);
       fmt::print(stderr, "mlaverify: {}\n", e.what());
-      of_subject.push_back({subject.name, "", "bad input", {}, {}, e.what(), ""});
+      of_subject.emplace_back(subject.name, "");
+      of_subject.back().status = "bad input";
+      of_subject.back().message = e.what();
     }
     for (const Result &r : of_subject) {
       const std::string status = r.status;

@@ -11,6 +11,7 @@
 #include "error.h"
 #include "oracle/oracle.h"
 #include "oracle/tolerance.h"
+#include "progress.h"
 #include "rules/number.h"
 #include "rules/pack.h"
 
@@ -46,8 +47,8 @@ class Comparison {
 
   int64_t rows() const { return rows_; }
 
-  // Takes rows until none is left.
-  void work(std::vector<Worst> &worst) {
+  // Takes rows until none is left. Several threads may do so at once; one of them with a progress bar.
+  void work(std::vector<Worst> &worst, Progress *progress, const std::string &name) {
     Oracle oracle(problem_);
     std::vector<double> want(static_cast<std::size_t>(problem_.v_dim));
     for (int64_t i = next_++; i < rows_; i = next_++) {
@@ -59,6 +60,7 @@ class Comparison {
         worst[c].add(compare(*calls_[c], i, want.data(), want_lse), i, "");
       }
       if (step_.o || step_.lse) compare_expected(i, want, worst);
+      if (progress != nullptr) progress->show(static_cast<double>(i) / static_cast<double>(rows_), name);
     }
   }
 
@@ -113,8 +115,9 @@ std::vector<StepError> compare_step(const io::Step &step, const std::string &nam
   const auto num_threads = static_cast<std::size_t>(std::clamp<int64_t>(comparison.rows(), 1, most));
   std::vector<std::vector<Worst>> worst(num_threads, std::vector<Worst>(calls.size()));
   std::vector<std::thread> threads;
-  for (std::size_t t = 1; t < num_threads; ++t) threads.emplace_back([&, t] { comparison.work(worst[t]); });
-  comparison.work(worst[0]);
+  for (std::size_t t = 1; t < num_threads; ++t) threads.emplace_back([&, t] { comparison.work(worst[t], nullptr, name); });
+  Progress progress;
+  comparison.work(worst[0], &progress, name);
   for (std::thread &t : threads) t.join();
 
   for (std::size_t c = 0; c < calls.size(); ++c) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ struct StepError {
 };
 
 // One result for each of `calls`, which have run the same step. The oracle computes each row once, on all processors. `name`
-// stands in front of messages. Throws Failure (bad input) where lengths or page ids are impossible.
+// stands in front of messages and beside the progress bar. Throws Failure (bad input) where lengths or page ids are impossible.
 std::vector<StepError> compare_step(const io::Step &step, const std::string &name,
                                     const std::vector<std::unique_ptr<StepCall>> &calls);
 

@@ -56,6 +56,8 @@ struct Options {
 
 // What happened over a run.
 struct Summary {
+  std::size_t requests_in_trace = 0;
+  std::size_t requests = 0;     // taken from it: --max-requests
   std::vector<double> step_ms;  // sorted once the run is over
   double attention_ms = 0;      // their sum
   Work work;
@@ -131,8 +133,7 @@ void demand_number(const char *option, double value, bool good, const char *want
   if (!good) throw Failure(kBadInput, fmt::format("--{}: {} should be {}", option, value, wanted));
 }
 
-nlohmann::json to_json(const Options &options, const Summary &s, const Scheduler &scheduler, const Ceilings &ceilings,
-                       std::size_t trace_requests) {
+nlohmann::json to_json(const Options &options, const Summary &s, const Scheduler &scheduler, const Ceilings &ceilings) {
   nlohmann::json refused = nlohmann::json::array();
   for (const Refusal &r : scheduler.refused()) refused.push_back({{"line", r.request.line}, {"why", r.why}});
   nlohmann::json mismatches = nlohmann::json::array();
@@ -159,7 +160,8 @@ nlohmann::json to_json(const Options &options, const Summary &s, const Scheduler
         {"check_rows", serve.check_rows},
         {"threads", serve.num_threads}}},
       {"requests",
-       {{"total", trace_requests},
+       {{"in_trace", s.requests_in_trace},
+        {"total", s.requests},
         {"served", scheduler.served()},
         {"in_flight", scheduler.live().size()},
         {"waiting", scheduler.waiting()},
@@ -192,15 +194,13 @@ nlohmann::json to_json(const Options &options, const Summary &s, const Scheduler
   };
 }
 
-std::string to_text(const Options &options, const Summary &s, const Scheduler &scheduler, const Ceilings &ceilings,
-                    std::size_t trace_requests) {
+std::string to_text(const Options &options, const Summary &s, const Scheduler &scheduler, const Ceilings &ceilings) {
   const ServeOptions &serve = options.serve;
   const Shape &shape = serve.shape;
   std::string out;
   const auto line = [&out](const char *label, const std::string &text) { out += fmt::format("{:<10} {}\n", label, text); };
 
-  line("trace", fmt::format("{}, {} requests{}", options.trace, trace_requests,
-                            options.max_requests ? " (the first of it: --max-requests)" : ""));
+  line("trace", fmt::format("{}, {} of its {} requests", options.trace, s.requests, s.requests_in_trace));
   line("model",
        fmt::format("{} heads, {}/{} wide, queries {}, cache {}, {} tokens verified per request and step", shape.num_heads,
                    shape.qk_dim, shape.v_dim, dtype_name(shape.q_dtype), dtype_name(shape.kv_dtype), shape.qlen));
@@ -234,21 +234,14 @@ std::string to_text(const Options &options, const Summary &s, const Scheduler &s
   line("speed", fmt::format("{:.1f} GB/s, {:.1f} GFLOP/s, {:.2f} x the floor (this machine: {:.1f} GB/s, {:.1f} GFLOP/s)",
                             s.per_second(s.work.bytes) / 1e9, s.per_second(s.work.flops) / 1e9, s.times_floor(),
                             ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e9));
-  line("check", fmt::format("{} rows compared with the float64 oracle, {} mismatches, worst error {:.2f} of the tolerance",
-                            s.rows_checked, s.mismatches == 0 ? "no" : std::to_string(s.mismatches), s.worst_error));
+  line("check",
+       fmt::format("{} rows compared with the float64 oracle (seed {}), {} mismatches, worst error {:.2f} of the tolerance",
+                   s.rows_checked, serve.seed, s.mismatches == 0 ? "no" : std::to_string(s.mismatches), s.worst_error));
   for (const Mismatch &m : s.first_mismatches) {
     line("",
          fmt::format("mismatch: step {}, request of line {}, token {}, head {}: {}", m.step, m.line, m.token, m.head, m.why));
   }
   return out;
-}
-
-std::vector<TraceRequest> first_requests(const Options &options) {
-  std::vector<TraceRequest> trace = read_trace(options.trace);
-  if (options.max_requests && static_cast<std::size_t>(*options.max_requests) < trace.size()) {
-    trace.resize(static_cast<std::size_t>(*options.max_requests));
-  }
-  return trace;
 }
 
 int replay(Options &options) {
@@ -259,7 +252,11 @@ int replay(Options &options) {
   Shape shape;
   shape.seq_lens = {1};  // the lengths are those of the trace
   serve.shape = change_shape(shape, options.shape);
-  const std::vector<TraceRequest> trace = first_requests(options);
+  std::vector<TraceRequest> trace = read_trace(options.trace);
+  Summary summary;
+  summary.requests_in_trace = trace.size();
+  if (options.max_requests) trace.resize(std::min(trace.size(), static_cast<std::size_t>(*options.max_requests)));
+  summary.requests = trace.size();
   serve.pool_pages = options.pool_pages ? *options.pool_pages : default_pool_pages(serve.shape, trace);
   demand_memory(serve);
   // Fixed, so that the call and the floor mean the same threads.
@@ -268,7 +265,6 @@ int replay(Options &options) {
   Server server(serve, trace);
   const Scheduler &scheduler = server.scheduler();
   const Ceilings ceilings = measure_cpu_ceilings(serve.num_threads);
-  Summary summary;
   {
     Progress progress;
     StepReport report;
@@ -284,10 +280,10 @@ int replay(Options &options) {
   summary.cut = summary.cut && !(scheduler.live().empty() && scheduler.waiting() + scheduler.to_arrive() == 0);
   std::sort(summary.step_ms.begin(), summary.step_ms.end());
 
-  const std::string out = options.json ? to_json(options, summary, scheduler, ceilings, trace.size())
-                                                 .dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
-                                             "\n"
-                                       : to_text(options, summary, scheduler, ceilings, trace.size());
+  const std::string out =
+      options.json
+          ? to_json(options, summary, scheduler, ceilings).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"
+          : to_text(options, summary, scheduler, ceilings);
   std::fputs(out.c_str(), stdout);
   return summary.mismatches == 0 ? kOk : kCheckFailed;
 }
@@ -311,7 +307,8 @@ void add_replay(CLI::App &app, int &exit_code) {
   verb.add_option("--accept-rate", options->serve.accept_rate,
                   "Chance that a drafted token is accepted, given that those before it were (0.7)");
   verb.add_option("--speed-up", options->serve.speed_up, "Let requests arrive this many times as fast as recorded (1)");
-  verb.add_option("--seed", options->serve.seed, "Seed of latents, queries, acceptance and the sample of rows (1)");
+  verb.add_option("--seed", options->serve.seed, "Seed of latents, queries, acceptance and the sample of rows (1)")
+      ->check(CLI::NonNegativeNumber);
   verb.add_option("--max-requests", options->max_requests, "Take only this many requests, the first to arrive (all)")
       ->check(CLI::PositiveNumber);
   verb.add_option("--max-steps", options->max_steps, "End after this many steps (when all requests have been served)")

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "backend_option.h"
 #include "error.h"
 #include "io/step.h"
+#include "progress.h"
 #include "step_call.h"
 #include "verb.h"
 
@@ -43,7 +45,9 @@ void run(const RunOptions &options, bool override_splits) {
   StepCall call(step, options.in, options.backend, options.threads);
   std::vector<char> first_out, first_lse;
   std::vector<double> seconds;
+  Progress progress;
   for (int32_t i = 1; i <= options.repeat; ++i) {
+    progress.show(static_cast<double>(i - 1) / options.repeat, options.in);
     call.run();
     seconds.push_back(call.seconds());
     const auto *out = static_cast<const char *>(call.out());

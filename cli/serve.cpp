@@ -153,6 +153,7 @@ void Server::check(const mlaverify_verify_args &args, StepReport &report) const 
   const Problem &problem = call.problem;
   Oracle oracle(problem);
   std::vector<double> want(static_cast<std::size_t>(problem.v_dim));
+  const Tolerance tolerance = tolerance_for(problem.q_dtype);
   Random random(seed_of(options_.seed, kSample, steps_));
   for (int32_t i = 0; i < options_.check_rows; ++i) {
     const auto request = static_cast<int32_t>(random.below(static_cast<uint64_t>(problem.batch)));
@@ -169,7 +170,7 @@ void Server::check(const mlaverify_verify_args &args, StepReport &report) const 
       error.why = "the request's cache was overwritten: the oracle's own result is not finite";
     }
     ++report.rows_checked;
-    report.worst_error = std::max({report.worst_error, error.out, error.lse});
+    report.worst_error = std::max({report.worst_error, error.out / tolerance.out, error.lse / tolerance.lse});
     if (!error.ok) {
       const int64_t line = scheduler_.live()[static_cast<std::size_t>(request)].trace.line;
       report.mismatches.push_back({steps_, line, token, head, error.why});

@@ -183,7 +183,7 @@ class BadStepTest(CliTest):
                            (struct.pack("<Q", header + len(good)) + good[8:], "exceeds the file"),
                            (good[:8] + b"[" * header + good[8 + header:], "not a JSON object"),
                            (good[:8] + good[8:8 + header].replace(b'"BF16"', b'"BF17"', 1) + good[8 + header:], "BF17"),
-                           (os.urandom(4096)[:8].replace(b"\0", b"\1") + good, "exceeds")):
+                           (b"not safetensors at all", "exceeds")):
             with self.subTest(part=part):
                 self.assert_step_refused(self.save_bytes(data), part)
 
@@ -291,8 +291,8 @@ class CheckTest(CliTest):
         self.save_bytes(b"no step", "notes.txt")
         result = mlaverify("check", self.dir)
         self.assert_good(result)
-        lines = [line.split() for line in result.stdout.splitlines()]
-        self.assertEqual([line[:3] for line in lines[:-1]],
+        lines = [line.split()[:3] for line in result.stdout.splitlines()]
+        self.assertEqual([line for line in lines if line[2] in ("cpu", "reference")],
                          [["ok", self.path(n + ".safetensors"), b] for n in "ab" for b in ("cpu", "reference")])
         self.assert_good(mlaverify("check", self.path("a.safetensors"), self.path("b.safetensors"), "--backend", "cpu"))
 

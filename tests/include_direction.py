@@ -16,7 +16,8 @@ ALLOWED = {
     "src/rules": ["rules/"],
     "src/oracle": ["rules/", "oracle/"],
     "src/cpu": ["mlaverify/", "rules/", "cpu/", "backends/backend.h", *CALL],
-    "src/backends": ["mlaverify/", "rules/", "oracle/", "cpu/", "backends/", *CALL],
+    "src/cuda": ["mlaverify/", "rules/", "cuda/", "backends/backend.h", "backends/launch_facts.h", *CALL],
+    "src/backends": ["mlaverify/", "rules/", "oracle/", "cpu/", "cuda/", "backends/", *CALL],
     "src/api": ["mlaverify/", "rules/", "backends/", "api/"],
     "src/io": ["mlaverify/", "rules/", "io/"],
 }
@@ -48,8 +49,6 @@ def main():
     unknown = [p.name for p in sorted((root / "src").iterdir()) if p.is_dir() and f"src/{p.name}" not in ALLOWED]
     wrong = [f"src/{name}: a folder without a place in ALLOWED" for name in unknown]
     for layer, allowed in ALLOWED.items():
-        if not (root / layer).is_dir():
-            wrong.append(f"{layer}: no such folder")
         wrong += wrong_includes(root, layer, allowed)
     print("\n".join(wrong) if wrong else "includes point the right way")
     return 1 if wrong else 0

@@ -180,7 +180,8 @@ TEST_F(IoTest, RefusesTypesShapesAndOffsets) {
   EXPECT_REFUSED(tensor("F32", "[-1]", "[0,4]", 4), "shape has -1");
   EXPECT_REFUSED(tensor("F32", "[1.0]", "[0,4]", 4), "shape has 1.0");
   EXPECT_REFUSED(tensor("F32", "[99999999999999999999]", "[0,4]", 4), "shape has 99999999999999999999");
-  EXPECT_REFUSED(tensor("F32", "[" + std::string(100'000, '9') + "]", "[0,4]", 4), "shape has 9999");
+  EXPECT_REFUSED(tensor("F32", "[0." + std::string(100'000, '9') + "]", "[0,4]", 4), "shape has 0.999");
+  EXPECT_REFUSED(tensor("F32", "[" + std::string(100'000, '9') + "]", "[0,4]", 4), "not valid JSON");  // beyond any double
   EXPECT_REFUSED(tensor("F32", "[4294967296,4294967296]", "[0,0]", 0), "not a size");
   EXPECT_REFUSED(tensor("F32", "[0,18446744073709551615]", "[0,0]", 0), "not a size");
   EXPECT_REFUSED(tensor("F4", "[3]", "[0,2]", 2), "not a size");

@@ -54,7 +54,7 @@ void check_pages(const Scheduler &scheduler, const SchedulerOptions &options) {
     count += r.pages.size();
   }
   RC_ASSERT(owned.size() == count);  // one owner each
-  RC_ASSERT(owned.empty() || (*owned.begin() >= 0 && *owned.rbegin() < options.num_pages));
+  for (int32_t page : owned) RC_ASSERT(page >= 0 && page < options.num_pages);
   RC_ASSERT(scheduler.pool().in_use() == static_cast<int32_t>(count));
   RC_ASSERT(scheduler.pool().in_use() <= scheduler.reserved_pages());
   RC_ASSERT(scheduler.reserved_pages() <= options.num_pages);

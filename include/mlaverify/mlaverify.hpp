@@ -14,6 +14,7 @@
 #include "mlaverify/mlaverify.h"
 
 namespace mlaverify {
+inline namespace v0 {  // keeps these inline functions apart from the symbols of a static library
 
 // Element types without a counterpart in C++17: their bits.
 struct f16 {
@@ -133,6 +134,7 @@ inline std::vector<mlaverify_backend_info> backends() {
   return list;
 }
 
+}  // namespace v0
 }  // namespace mlaverify
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "api/validate.h"
 #include "backends/backend.h"
+#include "backends/launch_facts.h"
 #include "rules/config_table.h"
 #include "rules/planning.h"
 #include "rules/workspace.h"
@@ -96,10 +97,11 @@ Status select_config(int32_t batch, int32_t qlen, int32_t num_heads, mlaverify_d
   if (qlen < 1) return invalid("qlen: got " + std::to_string(qlen) + ", must be >= 1");
   if (num_heads < 0) return invalid("num_heads: got " + std::to_string(num_heads) + ", must be >= 0");
   if (device < MLAVERIFY_HOST) return invalid("device: got " + std::to_string(device) + ", must be -1 (host) or a CUDA device");
+  GpuKind gpu = {rules::Arch::cpu, 0};
   if (arch == nullptr && device != MLAVERIFY_HOST) {
-    return {MLAVERIFY_ERR_UNSUPPORTED, "device: got " + std::to_string(device) + ", but this build has no CUDA support"};
+    if (Status s = gpu_kind(device, &gpu); !s.ok()) return {s.code, "device: got " + std::to_string(device) + ": " + s.message};
   }
-  const char *name = arch != nullptr ? arch : rules::arch_name(rules::Arch::cpu);
+  const char *name = arch != nullptr ? arch : rules::arch_name(gpu.arch);
   std::string known;
   for (int32_t i = 0; i < rules::kNumArchs; ++i) {
     const auto a = static_cast<rules::Arch>(i);
@@ -123,7 +125,7 @@ Status num_kv_splits(int64_t max_seq_len, int64_t batch, int32_t qlen, int32_t n
     return invalid("occupancy: got " + std::to_string(occupancy) + ", must be >= 0 and give at most 2^20 slots");
   }
   const int64_t blocks = rules::verify_row_blocks(qlen, num_heads, block_h);
-  if (batch > rules::kMaxPlanningPrograms / rules::max<int64_t>(blocks, 1)) {
+  if (rules::max<int64_t>(batch, 1) > rules::kMaxPlanningPrograms / rules::max<int64_t>(blocks, 1)) {
     return invalid("batch: got " + std::to_string(batch) + ", must give at most 2^40 programs");
   }
   *result = rules::verify_num_kv_splits(max_seq_len, batch, qlen, num_heads, sm_count, block_h, occupancy, min_work_per_split,
@@ -137,10 +139,10 @@ Status backend_info(int32_t index, mlaverify_backend_info *info) {
     return invalid("info.size: got " + std::to_string(info->size) +
                    ", must be sizeof(mlaverify_backend_info) = " + std::to_string(sizeof(*info)));
   }
-  const auto count = static_cast<int32_t>(backends().size());
+  const auto count = static_cast<int32_t>(backend_list().size());
   if (index < 0 || index >= count)
     return invalid("index: got " + std::to_string(index) + ", must be in 0 ... " + std::to_string(count - 1));
-  const Backend &b = *backends()[static_cast<std::size_t>(index)];
+  const Backend &b = *backend_list()[static_cast<std::size_t>(index)];
   const Backend::Availability &a = b.availability();
   *info = {info->size, b.id(), a.status.ok() ? 1 : 0, b.name(), a.status.ok() ? a.detail.c_str() : a.status.message.c_str()};
   return {};
@@ -185,7 +187,7 @@ int32_t mlaverify_verify_num_kv_splits(int64_t max_seq_len, int64_t batch, int32
   return result;
 }
 
-int32_t mlaverify_backend_count(void) { return static_cast<int32_t>(mlaverify::backends().size()); }
+int32_t mlaverify_backend_count(void) { return static_cast<int32_t>(mlaverify::backend_list().size()); }
 
 mlaverify_status mlaverify_get_backend_info(int32_t index, mlaverify_backend_info *info) {
   return mlaverify::guarded([=] { return mlaverify::backend_info(index, info); });

@@ -1,5 +1,6 @@
 #include "api/validate.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -92,11 +93,11 @@ int64_t reach(const Tensor &t) {
   constexpr int64_t limit = std::numeric_limits<int64_t>::max() / 8;
   int64_t sum = 0;
   for (int32_t i = 0; i < t.ndim; ++i) {
-    if (t.shape[i] == 0) return 0;
     int64_t step = 0;
     if (t.strides[i] == std::numeric_limits<int64_t>::min()) return -1;
     const int64_t stride = t.strides[i] < 0 ? -t.strides[i] : t.strides[i];
-    if (__builtin_mul_overflow(stride, t.shape[i] - 1, &step) || __builtin_add_overflow(sum, step, &sum) || sum > limit)
+    if (__builtin_mul_overflow(stride, std::max<int64_t>(t.shape[i] - 1, 0), &step) ||
+        __builtin_add_overflow(sum, step, &sum) || sum > limit)
       return -1;
   }
   return sum;
@@ -314,7 +315,8 @@ Call make_call(const Args &a) {
   p.q_head_stride = a.q.strides[1];
   p.kv = a.kv_cache.data;
   p.kv_slot_stride = a.kv_cache.strides[paged ? 1 : 0];
-  p.kv_page_stride = paged ? a.kv_cache.strides[0] : a.kv_cache.strides[0] * a.page_size;
+  // (Without pages the stride says nothing, and may be too large to multiply.)
+  p.kv_page_stride = paged || p.num_pages == 0 ? a.kv_cache.strides[0] : a.kv_cache.strides[0] * a.page_size;
   p.out = a.out.data;
   p.out_row_stride = a.out.strides[0];
   p.out_head_stride = a.out.strides[1];

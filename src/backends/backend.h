@@ -34,11 +34,12 @@ class Backend {
 };
 
 // In order of preference, the reference last.
-const std::vector<const Backend *> &backends();
+const std::vector<const Backend *> &backend_list();
 
 // The backend for a call, or why there is none: UNSUPPORTED with each backend's reason.
 Status choose_backend(const Call &call, const Backend **backend);
 
+const Backend &cuda_backend();  // in builds with CUDA
 const Backend &cpu_backend();
 const Backend &reference_backend();
 

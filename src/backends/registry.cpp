@@ -1,9 +1,11 @@
 #include "api/env.h"
 #include "backends/backend.h"
+#include "backends/launch_facts.h"
 
 namespace mlaverify {
 namespace {
 
+#if !defined(MLAVERIFY_CUDA)
 // CUDA device tensors are legal; this build has no kernels for them.
 class NoCudaBackend final : public Backend {
  public:
@@ -18,6 +20,7 @@ class NoCudaBackend final : public Backend {
   Status run(const Call &) const override { return availability().status; }
   Status warmup(const Call &, const int32_t *, int32_t) const override { return availability().status; }
 };
+#endif
 
 Status try_backend(const Backend &b, const Call &call) {
   const Status &available = b.availability().status;
@@ -28,9 +31,20 @@ Status try_backend(const Backend &b, const Call &call) {
 
 }  // namespace
 
-const std::vector<const Backend *> &backends() {
-  static const NoCudaBackend no_cuda;
-  static const std::vector<const Backend *> list = {&no_cuda, &cpu_backend(), &reference_backend()};
+#if !defined(MLAVERIFY_CUDA)
+Status gpu_kind(int32_t, GpuKind *) { return {MLAVERIFY_ERR_UNSUPPORTED, "this build has no CUDA support"}; }
+Status launch_facts(const GpuKind &, const Problem &, LaunchFacts *) {
+  return {MLAVERIFY_ERR_UNSUPPORTED, "this build has no CUDA support"};
+}
+#endif
+
+const std::vector<const Backend *> &backend_list() {
+#if defined(MLAVERIFY_CUDA)
+  const Backend &cuda = cuda_backend();
+#else
+  static const NoCudaBackend cuda;
+#endif
+  static const std::vector<const Backend *> list = {&cuda, &cpu_backend(), &reference_backend()};
   return list;
 }
 
@@ -39,7 +53,7 @@ Status choose_backend(const Call &call, const Backend **backend) {
   const std::string &forced = env_backend();
   std::string reasons;
   bool known = false;
-  for (const Backend *b : backends()) {
+  for (const Backend *b : backend_list()) {
     if (automatic ? !forced.empty() && forced != b->name() : call.backend != b->id()) continue;
     known = true;
     const Status status = try_backend(*b, call);

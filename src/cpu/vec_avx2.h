@@ -52,7 +52,8 @@ struct Vec {
   static void store_128(void *p, __m128i x) { _mm_storeu_si128(static_cast<__m128i *>(p), x); }
 };
 
-// Keeps x in a register where it is used several times: g++ would make it a memory operand of each use, and loads are the limit.
+// Keeps x in a register where it is used several times: g++ would make it a memory operand of each use, and loads are the
+// limit.
 inline Vec in_register(Vec x) {
   asm("" : "+x"(x.v));
   return x;

@@ -11,13 +11,13 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 namespace mlaverify::io {
 namespace {
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr const char *kMetadata = "__metadata__";
 
 struct TypeRow {
   const char *name;
@@ -89,10 +89,12 @@ class Header : public nlohmann::json_sax<nlohmann::json> {
   bool start_object(std::size_t) override {
     if (where_ == Where::start) {
       where_ = Where::root;
+    } else if (where_ == Where::root && name_ == kMetadata) {
+      where_ = Where::metadata;
+      has_metadata_ = true;
     } else if (where_ == Where::root) {
-      where_ = name_ == "__metadata__" ? Where::metadata : Where::tensor;
-      if (where_ == Where::tensor) entry_ = &entries[name_];
-      keys_.clear();
+      where_ = Where::tensor;
+      entry_ = &entries[name_];
     } else {
       return unexpected("an object");
     }
@@ -101,14 +103,15 @@ class Header : public nlohmann::json_sax<nlohmann::json> {
   bool key(std::string &text) override {
     if (where_ == Where::root) {
       name_ = text;
-      return names_.insert(text).second || fail(quote(text) + " appears twice in the header");
+      const bool again = name_ == kMetadata ? has_metadata_ : entries.count(name_) != 0;
+      return !again || fail(quote(name_) + " appears twice in the header");
     }
     key_ = text;
-    const char *kind = where_ == Where::metadata ? "metadata: " : "tensor ";
-    const std::string owner = where_ == Where::metadata ? "" : quote(name_) + ": ";
-    if (!keys_.insert(text).second) return fail(kind + owner + quote(text) + " appears twice");
-    return where_ == Where::metadata || text == "dtype" || text == "shape" || text == "data_offsets" ||
-           fail(kind + owner + "unknown field " + quote(text));
+    if (where_ == Where::metadata) return metadata.count(key_) == 0 || fail("metadata " + quote(key_) + " appears twice");
+    const std::string owner = "tensor " + quote(name_) + ": ";
+    if (key_ != "dtype" && key_ != "shape" && key_ != "data_offsets") return fail(owner + "unknown field " + quote(key_));
+    const bool again = key_ == "dtype" ? entry_->type != nullptr : key_ == "shape" ? entry_->has_shape : entry_->has_offsets;
+    return !again || fail(owner + quote(key_) + " appears twice");
   }
   bool end_object() override {
     if (where_ == Where::tensor) {
@@ -159,7 +162,7 @@ class Header : public nlohmann::json_sax<nlohmann::json> {
 
   Where where_ = Where::start;
   std::string name_, key_;
-  std::set<std::string> names_, keys_;
+  bool has_metadata_ = false;
   Entry *entry_ = nullptr;
   std::vector<uint64_t> *list_ = nullptr;
 };
@@ -305,7 +308,7 @@ void write_safetensors(const std::string &path, std::vector<TensorRef> tensors,
     return rules::dtype_bytes(a.dtype) > rules::dtype_bytes(b.dtype);
   });
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  if (!metadata.empty()) header[kMetadata] = metadata;
   std::vector<std::size_t> sizes;
   std::size_t at = 0;
   for (const TensorRef &tensor : tensors) {

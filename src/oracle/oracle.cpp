@@ -32,7 +32,9 @@ double Oracle::row(int32_t request, int32_t token, int32_t head, double *out) {
   std::vector<int64_t> keys;
   double largest = -inf;
   bool nan = false;
-  for (int64_t key = 0; key < seq_len; ++key) {
+  // Keys beyond what the block table can hold are seen by no valid call: a huge seq_len need not be walked through.
+  const int64_t last = std::min<int64_t>(seq_len, rules::table_keys(p));
+  for (int64_t key = 0; key < last; ++key) {
     if (!rules::sees(seq_len, real_len, qlen, token, key)) continue;
     const int64_t at = rules::key_offset(p, request, key);
     double dot = 0;

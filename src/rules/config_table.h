@@ -12,9 +12,18 @@ struct VerifyConfig {
   int32_t waves_per_eu = 0, matrix_instr_nonkdim = 0, kpack = 0;
 };
 
-enum class Arch : int32_t { cpu, gfx942 };
-constexpr int32_t kNumArchs = 2;
-MLAVERIFY_HD const char *arch_name(Arch a) { return a == Arch::cpu ? "cpu" : "gfx942"; }
+enum class Arch : int32_t { cpu, sm_80, sm_86, sm_90, gfx942 };
+constexpr int32_t kNumArchs = 5;
+MLAVERIFY_HD const char *arch_name(Arch a) {
+  switch (a) {
+    case Arch::cpu: return "cpu";
+    case Arch::sm_80: return "sm_80";
+    case Arch::sm_86: return "sm_86";
+    case Arch::sm_90: return "sm_90";
+    case Arch::gfx942: return "gfx942";
+  }
+  return "";
+}
 
 // The CPU kernel takes its tile sizes from this row. block_h: a converted key tile serves that many rows, and their
 // accumulators (64 x 512 f32) share a 512 KB L2 cache with it. split_align = min_split_len: keys of a chunk, the fixed cut of
@@ -25,6 +34,29 @@ MLAVERIFY_HD VerifyConfig cpu_config() {
   c.block_n = 64;
   c.split_align = 512;
   c.min_split_len = 512;
+  return c;
+}
+
+// CUDA GPUs: the row for a device goes by the shared memory that a block may have there (sm_86 also stands for sm_89 and
+// sm_12x).
+MLAVERIFY_HD Arch gpu_arch(int32_t shared_bytes) {
+  return shared_bytes >= 227 * 1024 ? Arch::sm_90 : shared_bytes >= 163 * 1024 ? Arch::sm_80 : Arch::sm_86;
+}
+
+// By the rows of one request (qlen * num_heads): up to 16 take a 16-row tile; more take 64 rows, so that a key tile is read
+// once for all of them. Tiles are as large as shared memory allows with two stages, and have the same keys whatever the rows: a
+// row's bits follow from them.
+MLAVERIFY_HD VerifyConfig gpu_config(Arch arch, int64_t request_rows) {
+  const bool few = request_rows <= 16 || arch == Arch::sm_86;
+  VerifyConfig c;
+  c.block_h = few ? 16 : 64;
+  c.block_n = arch == Arch::sm_90 ? 64 : 32;
+  c.split_align = 64;
+  c.min_split_len = 256;
+  c.num_warps = few ? c.block_n / 8 : 8;
+  c.num_stages = 2;
+  c.s2_block_s = 128;
+  c.s2_num_warps = 4;
   return c;
 }
 
@@ -51,7 +83,14 @@ MLAVERIFY_HD VerifyConfig gfx942_config(int64_t rows) {
 MLAVERIFY_HD VerifyConfig verify_config(Arch arch, int32_t batch, int32_t qlen, int32_t num_heads) {
   // Saturates instead of overflowing: only the comparison with a row count of the table matters.
   const int64_t rows = min<int64_t>(static_cast<int64_t>(batch) * qlen, int64_t{1} << 31) * num_heads;
-  return arch == Arch::gfx942 ? gfx942_config(rows) : cpu_config();
+  switch (arch) {
+    case Arch::cpu: return cpu_config();
+    case Arch::sm_80:
+    case Arch::sm_86:
+    case Arch::sm_90: return gpu_config(arch, static_cast<int64_t>(qlen) * num_heads);
+    case Arch::gfx942: return gfx942_config(rows);
+  }
+  return {};
 }
 
 static_assert(verify_config(Arch::gfx942, 10, 4, 16).block_h == 32 && verify_config(Arch::gfx942, 11, 4, 16).block_h == 64);

@@ -17,6 +17,13 @@ struct SoftmaxState {
 
 MLAVERIFY_HD bool weighs_nothing(SoftmaxState s) { return s.sum == 0.0f; }
 
+// Weight of one of many parts whose largest maximum is `largest`: acc = sum of weight * acc_i, sum = sum of weight * sum_i,
+// over the parts that weigh something. `exp` is that of the unit in which maxima are kept.
+template <class Exp>
+MLAVERIFY_HD float merge_weight(SoftmaxState part, float largest, Exp exp) {
+  return exp(part.max - largest);
+}
+
 // acc of the merged state is a * acc_left + b * acc_right. Where one side weighs nothing, the other must be taken over as it is
 // (its acc may hold anything): `a` or `b` is then exactly 0 and the other exactly 1.
 struct MergeStep {
@@ -29,8 +36,8 @@ MLAVERIFY_HD MergeStep merge_states(SoftmaxState left, SoftmaxState right, Exp e
   if (weighs_nothing(right)) return {1.0f, 0.0f, left};
   if (weighs_nothing(left)) return {0.0f, 1.0f, right};
   const float m = max(left.max, right.max);
-  const float a = exp(left.max - m);
-  const float b = exp(right.max - m);
+  const float a = merge_weight(left, m, exp);
+  const float b = merge_weight(right, m, exp);
   return {a, b, {m, left.sum * a + right.sum * b}};
 }
 

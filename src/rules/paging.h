@@ -9,6 +9,11 @@ namespace mlaverify::rules {
 // Pages that hold the first `keys` keys of a request.
 MLAVERIFY_HD int64_t pages_for(int64_t keys, int32_t page_size) { return ceil_div<int64_t>(max<int64_t>(keys, 0), page_size); }
 
+// Keys that a request's row of the block table can hold; lengths are 32-bit, so no more than these count.
+MLAVERIFY_HD int64_t table_keys(const Problem &p) {
+  return min<int64_t>(p.table_width, int64_t{INT32_MAX} / p.page_size + 1) * p.page_size;
+}
+
 struct Slot {
   int64_t entry;   // index in the request's block table row
   int32_t offset;  // token within the page

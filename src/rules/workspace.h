@@ -9,6 +9,7 @@
 #include "rules/hd.h"
 #include "rules/merge.h"
 #include "rules/pack.h"
+#include "rules/paging.h"
 #include "rules/split.h"
 
 namespace mlaverify::rules {
@@ -50,7 +51,7 @@ MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   const VerifyConfig c = cpu_config();
   const int32_t rows = cpu_tile_rows(p);
   // More keys than the block table holds are refused, so they bound the chunks.
-  const int64_t max_chunks = num_chunks(min<int64_t>(p.table_width, INT32_MAX / p.page_size + 1) * p.page_size, c.split_align);
+  const int64_t max_chunks = num_chunks(table_keys(p), c.split_align);
   CpuThreadLayout l{};
   l.q_ld = l.kv_ld = tile_ld(p.qk_dim);
   l.scores_ld = c.block_n;
@@ -68,6 +69,26 @@ MLAVERIFY_HD int64_t cpu_workspace_bytes(const Problem &p, int32_t threads) {
   const bool empty = p.batch == 0 || p.num_heads == 0;
   return empty ? 0 : cpu_thread_layout(p).size * 4 * threads;
 }
+
+// GPU: where the shares begin, then partial results. One partial result has max and sum of each row of a tile (log2 units),
+// then acc.
+struct GpuPartLayout {
+  int64_t max, sum, acc;  // offsets in floats
+  int64_t size;           // a multiple of 32 floats
+};
+
+MLAVERIFY_HD GpuPartLayout gpu_part_layout(int32_t rows, int32_t v_dim) {
+  const int64_t state = round_up(rows, 32);
+  return {0, state, 2 * state, round_up<int64_t>(2 * state + static_cast<int64_t>(rows) * v_dim, 32)};
+}
+
+// Slots for partial results: two a share, or one for every piece of every row tile.
+MLAVERIFY_HD int64_t gpu_part_slots(int64_t row_tiles_of_all, int32_t blocks, int32_t splits) {
+  return splits == 0 ? 2 * static_cast<int64_t>(blocks) : splits == 1 ? 0 : row_tiles_of_all * splits;
+}
+
+// Bytes of the table of share starts (12 bytes each), which lies first.
+MLAVERIFY_HD int64_t gpu_starts_bytes(int32_t blocks) { return round_up<int64_t>(int64_t{12} * blocks, kWorkspaceAlignment); }
 
 static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 16);
 

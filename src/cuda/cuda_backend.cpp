@@ -1,0 +1,210 @@
+// The cuda backend: picks kernels and the schedule's parameters, lays out the workspace, launches. Nothing on the call path
+// allocates, synchronises or reads device memory.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "backends/backend.h"
+#include "backends/launch_facts.h"
+#include "cuda/plan.h"
+#include "rules/workspace.h"
+
+namespace mlaverify {
+namespace {
+
+using cuda::Launch;
+using cuda::Plan;
+using cuda::VerifyKernel;
+
+constexpr int kMaxDevices = 64;
+
+Status failed(const char *what, cudaError_t error) {
+  return {MLAVERIFY_ERR_DEVICE, std::string(what) + ": " + cudaGetErrorString(error)};
+}
+
+// What is asked of a device once.
+struct Device {
+  cudaError_t error = cudaSuccess;
+  int major = 0, minor = 0;
+  cuda::Target target;
+};
+
+Device query(int index) {
+  Device d;
+  int shared_bytes = 0;
+  const auto get = [&](int *value, cudaDeviceAttr attribute) {
+    if (d.error == cudaSuccess) d.error = cudaDeviceGetAttribute(value, attribute, index);
+  };
+  get(&d.major, cudaDevAttrComputeCapabilityMajor);
+  get(&d.minor, cudaDevAttrComputeCapabilityMinor);
+  get(&d.target.sms, cudaDevAttrMultiProcessorCount);
+  get(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  if (d.error != cudaSuccess) return d;
+  d.target.arch = rules::gpu_arch(shared_bytes);
+  d.target.kernels = cuda::kernels_for(d.major * 10 + d.minor);
+  return d;
+}
+
+struct Devices {
+  cudaError_t error = cudaSuccess;
+  std::vector<Device> list;
+};
+
+const Devices &devices() {
+  static const Devices all = [] {
+    Devices d;
+    int count = 0;
+    d.error = cudaGetDeviceCount(&count);
+    if (d.error != cudaSuccess) {
+      cudaGetLastError();
+      count = 0;
+    }
+    for (int i = 0; i < std::min(count, kMaxDevices); ++i) d.list.push_back(query(i));
+    return d;
+  }();
+  return all;
+}
+
+// Makes a device current for a scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) {
+    error_ = cudaGetDevice(&before_);
+    if (error_ == cudaSuccess && before_ != device) {
+      error_ = cudaSetDevice(device);
+      changed_ = error_ == cudaSuccess;
+    }
+  }
+  ~CurrentDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  CurrentDevice(const CurrentDevice &) = delete;
+  CurrentDevice &operator=(const CurrentDevice &) = delete;
+  cudaError_t error() const { return error_; }
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+  cudaError_t error_ = cudaSuccess;
+};
+
+cudaError_t allow_shared_memory(const VerifyKernel &kernel) {
+  return cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+}
+
+Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t stream) {
+  Launch &l = plan.launch;
+  const VerifyKernel &kernel = plan.choice.kernel;
+  l.starts = static_cast<rules::TilePosition *>(workspace);
+  l.parts = reinterpret_cast<float *>(static_cast<char *>(workspace) + rules::gpu_starts_bytes(l.blocks));
+
+  cudaError_t error = allow_shared_memory(kernel);
+  if (error != cudaSuccess) return failed("shared memory of the verify kernel", error);
+  cudaLaunchConfig_t config = {};
+  config.stream = stream;
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  config.gridDim = dim3(static_cast<unsigned>(l.blocks));
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
+  void *args[] = {&l, &plan.choice.kernel.rows};
+  error = cudaLaunchKernelExC(&config, kernel.function, args);
+  if (error != cudaSuccess) return failed("launch of the verify kernel", error);
+  if (plan.combined_tiles == 0) return {};
+
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = device.major >= 9 ? 1 : 0;
+  config.blockDim = dim3(cuda::kCombineThreads);
+  config.gridDim = dim3(static_cast<unsigned>(plan.combined_tiles), static_cast<unsigned>(kernel.rows));
+  config.dynamicSmemBytes = 0;
+  error = cudaLaunchKernelExC(&config, device.target.kernels->combine, args);
+  return error == cudaSuccess ? Status{} : failed("launch of the combine kernel", error);
+}
+
+class CudaBackend final : public Backend {
+ public:
+  mlaverify_backend id() const override { return MLAVERIFY_BACKEND_CUDA; }
+  const char *name() const override { return "cuda"; }
+
+  const Availability &availability() const override {
+    static const Availability a = [] {
+      const Devices &all = devices();
+      if (all.error != cudaSuccess) return Availability{{MLAVERIFY_ERR_UNSUPPORTED, cudaGetErrorString(all.error)}, ""};
+      if (all.list.empty()) return Availability{{MLAVERIFY_ERR_UNSUPPORTED, "no CUDA device"}, ""};
+      const Device &d = all.list[0];
+      if (const std::string why = refusal(d); !why.empty()) return Availability{{MLAVERIFY_ERR_UNSUPPORTED, why}, ""};
+      return Availability{{},
+                          std::to_string(all.list.size()) + " device(s), the first sm_" + std::to_string(d.major) +
+                              std::to_string(d.minor) + " with " + std::to_string(d.target.sms) + " multiprocessors"};
+    }();
+    return a;
+  }
+
+  std::string refusal(const Call &call) const override {
+    if (call.device == MLAVERIFY_HOST) return "tensors are in host memory";
+    const auto index = static_cast<std::size_t>(call.device);
+    if (index >= devices().list.size()) return "there is no CUDA device " + std::to_string(call.device);
+    return refusal(devices().list[index]);
+  }
+
+  std::size_t workspace_bytes(const Call &call) const override {
+    return cuda::make_plan(device_of(call).target, call.problem).workspace_bytes;
+  }
+
+  Status run(const Call &call) const override {
+    const CurrentDevice current(call.device);
+    if (current.error() != cudaSuccess) return failed("cudaSetDevice", current.error());
+    Plan plan = cuda::make_plan(device_of(call).target, call.problem);
+    return launch(device_of(call), plan, call.workspace, static_cast<cudaStream_t>(call.stream));
+  }
+
+  // Loads every kernel that these tensors can reach: each row tile that some qlen takes, and the merge.
+  Status warmup(const Call &call, const int32_t *qlens, int32_t num_qlens) const override {
+    const CurrentDevice current(call.device);
+    if (current.error() != cudaSuccess) return failed("cudaSetDevice", current.error());
+    const Device &device = device_of(call);
+    const auto load = [](const void *function) {
+      cudaFuncAttributes attributes;
+      return cudaFuncGetAttributes(&attributes, function);  // forces a lazily loaded kernel in
+    };
+    for (int32_t i = -1; i < num_qlens; ++i) {
+      Problem p = call.problem;
+      if (i >= 0) p.qlen = qlens[i];
+      const VerifyKernel kernel = cuda::choose_kernel(device.target, p).kernel;
+      cudaError_t error = load(kernel.function);
+      if (error == cudaSuccess) error = allow_shared_memory(kernel);
+      if (error != cudaSuccess) return failed("loading the verify kernel", error);
+    }
+    const cudaError_t error = load(device.target.kernels->combine);
+    return error == cudaSuccess ? Status{} : failed("loading the combine kernel", error);
+  }
+
+ private:
+  static std::string refusal(const Device &d) {
+    if (d.error != cudaSuccess) return std::string("device query: ") + cudaGetErrorString(d.error);
+    if (d.target.kernels != nullptr) return "";
+    return "needs compute capability 8.0 or newer, the device has " + std::to_string(d.major) + "." + std::to_string(d.minor);
+  }
+  static const Device &device_of(const Call &call) { return devices().list[static_cast<std::size_t>(call.device)]; }
+};
+
+}  // namespace
+
+const Backend &cuda_backend() {
+  static const CudaBackend backend;
+  return backend;
+}
+
+Status gpu_kind(int32_t device, GpuKind *kind) {
+  const Devices &all = devices();
+  if (device < 0 || static_cast<std::size_t>(device) >= all.list.size()) {
+    return {MLAVERIFY_ERR_UNSUPPORTED, "there is no CUDA device " + std::to_string(device)};
+  }
+  const Device &d = all.list[static_cast<std::size_t>(device)];
+  if (d.error != cudaSuccess) return failed("device query", d.error);
+  *kind = {d.target.arch, d.target.sms};
+  return {};
+}
+
+}  // namespace mlaverify

@@ -1,0 +1,43 @@
+// The compiled kernels: one set per architecture (kernels.cu, compiled once for each), from which the backend picks.
+#pragma once
+
+#include <vector>
+
+#include "rules/problem.h"
+
+namespace mlaverify::cuda {
+
+// A kernel over row tiles; takes a Launch.
+struct VerifyKernel {
+  int32_t rows, keys;  // of a tile
+  int32_t threads, blocks_per_sm;
+  int32_t shared_bytes;  // of a block
+  const void *function;
+};
+
+// A tensor-core kernel and what it is compiled for.
+struct TensorKernel {
+  DType type;  // of q and out, and of a 16-bit cache
+  int32_t qk_dim, v_dim;
+  VerifyKernel kernel;
+};
+
+// Tile of the generic kernel.
+constexpr int32_t kGenericRows = 8, kGenericKeys = 16;
+constexpr int32_t generic_shared_bytes(int32_t qk_dim) {
+  return 4 * (kGenericRows * qk_dim + kGenericKeys * (qk_dim + 1) + kGenericRows * kGenericKeys + 3 * kGenericRows);
+}
+
+constexpr int32_t kCombineThreads = 128;  // of a block of the combine kernel
+
+struct KernelSet {
+  std::vector<TensorKernel> tensor;
+  VerifyKernel generic;  // shared_bytes 0: generic_shared_bytes() of the width
+  const void *combine;   // takes a Launch and the rows of a tile
+};
+
+// The set of compiled code `arch`: 80, 89 or 90.
+template <int arch>
+const KernelSet &kernel_set();
+
+}  // namespace mlaverify::cuda

@@ -1,0 +1,47 @@
+#include "backends/launch_facts.h"
+
+#include <string>
+
+#include "cuda/plan.h"
+
+namespace mlaverify {
+namespace {
+
+const cuda::KernelSet *kernels_for(rules::Arch arch) {
+  switch (arch) {
+    case rules::Arch::sm_80: return cuda::kernels_for(80);
+    case rules::Arch::sm_86: return cuda::kernels_for(86);
+    case rules::Arch::sm_90: return cuda::kernels_for(90);
+    case rules::Arch::cpu:
+    case rules::Arch::gfx942: break;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Status launch_facts(const GpuKind &gpu, const Problem &p, LaunchFacts *facts) {
+  const cuda::Target target = {gpu.arch, gpu.sms, kernels_for(gpu.arch)};
+  if (target.kernels == nullptr) {
+    return {MLAVERIFY_ERR_INVALID_ARGUMENT,
+            "arch: got " + std::string(rules::arch_name(gpu.arch)) + ", must be that of a CUDA GPU"};
+  }
+  if (gpu.sms < 1) return {MLAVERIFY_ERR_INVALID_ARGUMENT, "sms: got " + std::to_string(gpu.sms) + ", must be >= 1"};
+  const cuda::Plan plan = cuda::make_plan(target, p);
+  const cuda::VerifyKernel &kernel = plan.choice.kernel;
+  facts->tensor_core = plan.choice.tensor_core;
+  facts->why = plan.choice.why;
+  facts->rows = kernel.rows;
+  facts->keys = kernel.keys;
+  facts->row_tiles = plan.row_tiles_of_all;
+  facts->blocks = plan.launch.blocks;
+  facts->blocks_per_sm = kernel.blocks_per_sm;
+  facts->threads = kernel.threads;
+  facts->shared_bytes = kernel.shared_bytes;
+  facts->splits = plan.launch.splits;
+  facts->launches = plan.combined_tiles > 0 ? 2 : 1;
+  facts->workspace_bytes = plan.workspace_bytes;
+  return {};
+}
+
+}  // namespace mlaverify

@@ -1,0 +1,83 @@
+#include "cuda/plan.h"
+
+#include <algorithm>
+
+#include "mlaverify/mlaverify.h"
+#include "rules/number.h"
+#include "rules/pack.h"
+#include "rules/paging.h"
+#include "rules/split.h"
+
+namespace mlaverify::cuda {
+namespace {
+
+bool aligned(const void *p, std::size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+// Whether rows can be copied 16 bytes at a time and outputs written two elements at a time.
+bool vector_access(const Problem &p) {
+  const int64_t kv_step = 16 / rules::dtype_bytes(p.kv_dtype);
+  const int64_t kv_vector = rules::is_fp8(p.kv_dtype) ? 8 : kv_step;  // FP8 rows are read 8 bytes at a time
+  return aligned(p.q, 16) && p.q_row_stride % 8 == 0 && p.q_head_stride % 8 == 0 && aligned(p.kv, 16) &&
+         p.kv_page_stride % kv_vector == 0 && p.kv_slot_stride % kv_vector == 0 && aligned(p.out, 4) &&
+         p.out_row_stride % 2 == 0 && p.out_head_stride % 2 == 0;
+}
+
+}  // namespace
+
+// Code for 89 is compiled with the small tiles that 86 needs too, but 86 can only run code of 80 or 86: it takes the set for
+// 80, whose 16-row tiles are the same.
+const KernelSet *kernels_for(int compute_capability) {
+  if (compute_capability >= 90) return &kernel_set<90>();
+  if (compute_capability == 89) return &kernel_set<89>();
+  return compute_capability >= 80 ? &kernel_set<80>() : nullptr;
+}
+
+Choice choose_kernel(const Target &target, const Problem &p) {
+  const char *why = "no tensor-core kernel has these widths";
+  if (p.q_dtype == DType::f32) {
+    why = "f32 queries need f32 products";
+  } else if (p.kv_dtype != p.q_dtype && !rules::is_fp8(p.kv_dtype)) {
+    why = "queries and cache are of different types";
+  } else if (!vector_access(p)) {
+    why = "addresses or strides do not allow 16-byte copies";
+  } else {
+    const int32_t rows = rules::gpu_config(target.arch, rules::request_rows(p, 0)).block_h;
+    for (const TensorKernel &k : target.kernels->tensor) {
+      if (k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim && k.kernel.rows == rows) {
+        return {k.kernel, true, "types, widths and strides fit"};
+      }
+    }
+  }
+  VerifyKernel generic = target.kernels->generic;
+  generic.shared_bytes = generic_shared_bytes(p.qk_dim);
+  return {generic, false, why};
+}
+
+Plan make_plan(const Target &target, const Problem &p) {
+  Plan plan = {};
+  plan.choice = choose_kernel(target, p);
+  const VerifyKernel &kernel = plan.choice.kernel;
+  const rules::VerifyConfig config = rules::gpu_config(target.arch, rules::request_rows(p, 0));
+  Launch &l = plan.launch;
+  l.p = p;
+  l.row_tiles = static_cast<int32_t>(rules::num_row_tiles(rules::request_rows(p, 0), kernel.rows));
+  l.blocks = target.sms * kernel.blocks_per_sm;
+  l.min_tiles = std::max(1, config.min_split_len / kernel.keys);
+  l.split_align = config.split_align;
+  l.min_split_len = config.min_split_len;
+  l.splits = p.num_kv_splits;
+  if ((p.flags & MLAVERIFY_FLAG_BATCH_INVARIANT) != 0) {
+    l.split_len = rules::kInvariantKeys;
+    l.splits = static_cast<int32_t>(std::max<int64_t>(1, rules::num_chunks(rules::table_keys(p), l.split_len)));
+  }
+  plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
+  plan.combined_tiles = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks - 1 : plan.row_tiles_of_all;
+  plan.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
+  if (plan.row_tiles_of_all > 0) {
+    const int64_t slots = rules::gpu_part_slots(plan.row_tiles_of_all, l.blocks, l.splits);
+    plan.workspace_bytes = static_cast<std::size_t>(rules::gpu_starts_bytes(l.blocks) + slots * plan.part.size * 4);
+  }
+  return plan;
+}
+
+}  // namespace mlaverify::cuda

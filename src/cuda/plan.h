@@ -1,0 +1,45 @@
+// What a call launches on a GPU of a given kind, which need not be present: the kernel, the schedule's parameters, the
+// workspace. The backend launches exactly this.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "rules/config_table.h"
+#include "rules/problem.h"
+#include "rules/workspace.h"
+
+namespace mlaverify::cuda {
+
+// What of a GPU a plan depends on.
+struct Target {
+  rules::Arch arch = rules::Arch::sm_86;
+  int32_t sms = 0;
+  const KernelSet *kernels = nullptr;  // null: older than sm_80
+};
+
+// The kernels that a GPU of this compute capability (major * 10 + minor) runs; null: none.
+const KernelSet *kernels_for(int compute_capability);
+
+// The kernel for a call: the tensor-core one whose types, widths and tile fit, else the plain one.
+struct Choice {
+  VerifyKernel kernel;
+  bool tensor_core;
+  const char *why;  // static storage
+};
+Choice choose_kernel(const Target &target, const Problem &p);
+
+// Everything about a call but the workspace's address.
+struct Plan {
+  Choice choice;
+  Launch launch;
+  int64_t row_tiles_of_all;
+  int64_t combined_tiles;  // that the combine kernel may have to merge; 0: it is not launched
+  rules::GpuPartLayout part;
+  std::size_t workspace_bytes;
+};
+Plan make_plan(const Target &target, const Problem &p);
+
+}  // namespace mlaverify::cuda

@@ -1,0 +1,174 @@
+// The plain kernel: f32 arithmetic without tensor cores, for everything that the tensor-core kernels do not take: f32 queries
+// or caches, mixed types, widths that are not compiled in, addresses that are not 16-byte aligned. Sizes are run-time values.
+//
+// A block takes kRows rows of a request over a range of keys, kKeys keys at a time: keys to shared memory as f32; one thread a
+// (row, key) pair for the scores; one warp a row group for the softmax; for the values each thread keeps its columns of all
+// rows. Shared memory (generic_shared_bytes): kRows * Lk + kKeys * (Lk + 1) + kRows * kKeys + 3 * kRows floats, keys padded by
+// one against bank conflicts.
+#pragma once
+
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "cuda/result.cuh"
+#include "cuda/schedule.cuh"
+#include "rules/number.h"
+#include "rules/workspace.h"
+
+namespace mlaverify::cuda {
+
+struct GenericConfig {
+  static constexpr int kRows = kGenericRows, kKeys = kGenericKeys, kThreads = 128;
+  static constexpr int kMaxV = 1024, kColumns = kMaxV / kThreads;  // columns of a thread at most
+  static_assert(kRows * kKeys == kThreads, "one thread a score");
+};
+
+class GenericBlock {
+ public:
+  __device__ __forceinline__ GenericBlock(const Launch &l, float *shared) : l_(l), p_(l.p) {
+    const int32_t width = p_.qk_dim;
+    q_ = shared;
+    k_ = q_ + C::kRows * width;
+    scores_ = k_ + C::kKeys * (width + 1);
+    max_ = scores_ + C::kRows * C::kKeys;
+    sum_ = max_ + C::kRows;
+    alpha_ = sum_ + C::kRows;
+    k_scale_ = p_.k_scale != nullptr ? *p_.k_scale : 1.0f;
+  }
+
+  __device__ __forceinline__ void run(const Item &item) {
+    const int tid = threadIdx.x;
+    const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
+    const auto rows = static_cast<int>(rules::min<int64_t>(C::kRows, rules::request_rows(p_, item.request) - first));
+    const int32_t seq_len = p_.seq_lens[item.request];
+    const int32_t real_len = p_.real_seq_lens != nullptr ? p_.real_seq_lens[item.request] : seq_len;
+
+    for (int i = tid; i < rows * p_.qk_dim; i += C::kThreads) {
+      const rules::Row row = rules::unpack_row(first + i / p_.qk_dim, p_.num_heads);
+      q_[i] = rules::load_float(p_.q_dtype, p_.q, rules::q_offset(p_, item.request, row) + i % p_.qk_dim);
+    }
+    if (tid < C::kRows) {
+      max_[tid] = kMinusInf;
+      sum_[tid] = 0.0f;
+    }
+    float acc[C::kRows][C::kColumns] = {};
+
+    const int my_row = tid / C::kKeys, my_key = tid % C::kKeys;
+    const int32_t limit = my_row < rows ? rules::visible_keys(seq_len, real_len, rules::query_count(p_, item.request),
+                                                              rules::unpack_row(first + my_row, p_.num_heads).token)
+                                        : 0;
+    for (int32_t key = item.key_begin; key < item.key_end; key += C::kKeys) {
+      const int keys = rules::min(C::kKeys, item.key_end - key);
+      __syncthreads();  // the last tile's values are read
+      load_keys(item.request, key, keys);
+      __syncthreads();
+      float s = kMinusInf;
+      if (key + my_key < limit && my_key < keys) {
+        float dot = 0.0f;
+        for (int d = 0; d < p_.qk_dim; ++d) dot += q_[my_row * p_.qk_dim + d] * k_[my_key * (p_.qk_dim + 1) + d];
+        s = dot * (p_.sm_scale * k_scale_);
+      }
+      softmax(my_row, my_key, s);
+      __syncthreads();
+      for (int r = 0; r < C::kRows; ++r) {
+#pragma unroll
+        for (int j = 0; j < C::kColumns; ++j) acc[r][j] *= alpha_[r];
+      }
+#pragma unroll
+      for (int j = 0; j < C::kColumns; ++j) {
+        const int c = tid + j * C::kThreads;
+        if (c >= p_.v_dim) break;
+        for (int k = 0; k < keys; ++k) {
+          const float v = k_[k * (p_.qk_dim + 1) + c];
+#pragma unroll
+          for (int r = 0; r < C::kRows; ++r) acc[r][j] += scores_[r * C::kKeys + k] * v;
+        }
+      }
+    }
+    __syncthreads();
+    finish(item, rows, acc);
+    __syncthreads();  // shared memory is free for the next item
+  }
+
+ private:
+  using C = GenericConfig;
+
+  __device__ __forceinline__ void load_keys(int32_t request, int32_t first, int keys) {
+    for (int k = threadIdx.x / 32; k < keys; k += C::kThreads / 32) {
+      const char *from = key_address(p_, request, first + k);
+      for (int d = threadIdx.x % 32; d < p_.qk_dim; d += 32) {
+        k_[k * (p_.qk_dim + 1) + d] = from != nullptr ? rules::load_float(p_.kv_dtype, from, d) : 0.0f;
+      }
+    }
+  }
+
+  // Turns the scores of a tile into weights. The kKeys lanes of a row lie in one warp.
+  __device__ __forceinline__ void softmax(int row, int key, float s) {
+    const float log2e = 1.4426950408889634f;
+    float largest = s, before = max_[row];
+    for (int offset = C::kKeys / 2; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
+    const float now = fmaxf(before, largest);
+    const float reference = now == kMinusInf ? 0.0f : now;
+    const float w = exp2f((s - reference) * log2e);
+    float total = w;
+    for (int offset = C::kKeys / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
+    scores_[row * C::kKeys + key] = w;
+    __syncwarp();
+    if (key == 0) {
+      const float alpha = exp2f((before - reference) * log2e);
+      alpha_[row] = alpha;
+      max_[row] = now;
+      sum_[row] = sum_[row] * alpha + total;
+    }
+  }
+
+  __device__ __forceinline__ void finish(const Item &item, int rows, const float (&acc)[C::kRows][C::kColumns]) {
+    const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
+    const float log2e = 1.4426950408889634f;
+    if (item.part >= 0) {
+      const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, p_.v_dim);
+      float *to = l_.parts + item.part * part.size;
+      if (threadIdx.x < C::kRows) {
+        to[part.max + threadIdx.x] = max_[threadIdx.x] * log2e;
+        to[part.sum + threadIdx.x] = sum_[threadIdx.x];
+      }
+#pragma unroll
+      for (int r = 0; r < C::kRows; ++r) {
+#pragma unroll
+        for (int j = 0; j < C::kColumns; ++j) {
+          const int c = threadIdx.x + j * C::kThreads;
+          if (c < p_.v_dim) to[part.acc + r * p_.v_dim + c] = acc[r][j];
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      if (r >= rows) break;
+      const rules::Row row = rules::unpack_row(first + r, p_.num_heads);
+      const RowState state = {{max_[r] * log2e, sum_[r]}, sees_keys(p_, item.request, row.token)};
+      const float scale = row_scale(state, k_scale_);
+      const int64_t at = rules::out_offset(p_, item.request, row);
+#pragma unroll
+      for (int j = 0; j < C::kColumns; ++j) {
+        const int c = threadIdx.x + j * C::kThreads;
+        if (c < p_.v_dim) rules::store_float(p_.q_dtype, p_.out, at + c, acc[r][j] * scale);
+      }
+      if (threadIdx.x == 0) p_.lse[rules::lse_offset(p_, item.request, row)] = lse_of(state);
+    }
+  }
+
+  const Launch &l_;
+  const Problem &p_;
+  float *q_, *k_, *scores_, *max_, *sum_, *alpha_;
+  float k_scale_;
+};
+
+template <int arch>
+__global__ void __launch_bounds__(GenericConfig::kThreads) verify_generic_kernel(const __grid_constant__ Launch l) {
+  extern __shared__ float generic_shared[];
+  ptx::launch_dependents();
+  GenericBlock block(l, generic_shared);
+  for_each_item<GenericConfig::kRows, GenericConfig::kKeys>(l, [&](const Item &item) { block.run(item); });
+}
+
+}  // namespace mlaverify::cuda

@@ -1,0 +1,219 @@
+// FP8 caches and their scale, and special numbers: NaN and infinity where the oracle has them and nowhere else.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "support/test_call.h"
+
+namespace mlaverify::test {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+TEST(Fp8, Scales) {
+  for (const DType type : {DType::f8_e4m3, DType::f8_e5m2}) {
+    for (const float scale : {1.0f, 0.25f, 7.3f, 0x1p-10f, -2.0f, 0.0f}) {
+      for (const DType q : {DType::bf16, DType::f16, DType::f32}) {
+        TestCase c;
+        c.lens = {70, 3, 0};
+        c.q_dtype = q;
+        c.kv_dtype = type;
+        c.kv_sigma = 4;
+        c.sm_scale = 0.05f;
+        c.k_scale = scale;
+        EXPECT_EQ(check(c), "");
+      }
+    }
+  }
+}
+
+TEST(Fp8, NoScaleMeansOne) {
+  TestCase c;
+  c.kv_dtype = DType::f8_e4m3;
+  TestCall without(c);
+  ASSERT_EQ(without.run_and_compare(), "");
+  c.k_scale = 1;
+  TestCall with(c);
+  ASSERT_EQ(with.run(), "");
+  EXPECT_EQ(with.bits(), without.bits());
+}
+
+// A power of two times an FP8 number is a bf16 number: the dequantised cache as bf16 gives the same result.
+TEST(Fp8, EqualsTheDequantisedCache) {
+  TestCase c;
+  c.lens = {70, 3};
+  c.kv_dtype = DType::f8_e5m2;
+  c.k_scale = 0.25f;
+  c.q_dtype = DType::f32;
+  TestCall packed(c);
+  ASSERT_EQ(packed.run_and_compare(), "");
+  c.kv_dtype = DType::bf16;
+  TestCall wide(c);
+  for (int32_t b = 0; b < 2; ++b) {
+    for (int32_t k = 0; k < c.lens[static_cast<std::size_t>(b)]; ++k) {
+      for (int32_t d = 0; d < c.lk; ++d) wide.set_key(b, k, d, 0.25f * rules::load_float(DType::f8_e5m2, packed.key(b, k), d));
+    }
+  }
+  ASSERT_EQ(wide.run_and_compare(), "");
+  for (int32_t h = 0; h < c.heads; ++h) {
+    EXPECT_NEAR(wide.lse(0, 1, h), packed.lse(0, 1, h), 1e-5);
+    for (int32_t column = 0; column < c.lv; ++column) EXPECT_NEAR(wide.out(0, 1, h, column), packed.out(0, 1, h, column), 1e-5);
+  }
+}
+
+TEST(Fp8, TheScaleOfOtherCachesIsIgnored) {
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    TestCase c;
+    c.kv_dtype = type;
+    TestCall without(c);
+    ASSERT_EQ(without.run(), "");
+    for (const float scale : {7.3f, kNan}) {
+      c.k_scale = scale;
+      TestCall with(c);
+      ASSERT_EQ(with.run_and_compare(), "");
+      EXPECT_EQ(with.bits(), without.bits());
+    }
+  }
+}
+
+// Every combination of types.
+TEST(Types, All) {
+  for (const DType q : {DType::bf16, DType::f16, DType::f32}) {
+    for (const DType kv : {DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_e5m2}) {
+      TestCase c;
+      c.lens = {77, 130};
+      c.q_dtype = q;
+      c.kv_dtype = kv;
+      EXPECT_EQ(check(c), "");
+    }
+  }
+}
+
+// Widths at the limits, and those whose vectors don't come in pairs.
+TEST(Types, Widths) {
+  for (const auto &[lk, lv] : std::vector<std::pair<int32_t, int32_t>>{
+           {8, 8}, {16, 8}, {24, 24}, {40, 8}, {288, 256}, {576, 512}, {1024, 1024}, {1024, 8}, {1000, 968}}) {
+    TestCase c;
+    c.lk = lk;
+    c.lv = lv;
+    c.lens = {70};
+    c.sm_scale = 0.05f;
+    EXPECT_EQ(check(c), "");
+  }
+}
+
+// ---- Special numbers --------------------------------------------------------------------------------------------------
+
+class Special : public testing::TestWithParam<DType> {
+ protected:
+  // Lengths below, at and beyond a chunk of keys.
+  void expect_as_oracle(const std::function<void(TestCall &)> &change) const {
+    TestCase c;
+    c.lens = {9, 70, 600, 1100};
+    c.qlen = 2;
+    c.lk = 24;
+    c.lv = 16;
+    c.q_dtype = GetParam();
+    c.kv_dtype = GetParam();
+    TestCall call(c);
+    change(call);
+    for (const int32_t threads : {1, 3}) {
+      call.args.num_threads = threads;
+      EXPECT_EQ(call.run_and_compare(), "");
+    }
+  }
+};
+
+TEST_P(Special, Scales) {
+  for (const float scale : {-0.2f, 0.0f, -0.0f, kNan, kInf, -kInf, 1e-40f}) {
+    SCOPED_TRACE(scale);
+    expect_as_oracle([=](TestCall &call) { call.args.sm_scale = scale; });
+  }
+}
+
+TEST_P(Special, Queries) {
+  for (const float value : {kNan, kInf, -kInf}) {
+    SCOPED_TRACE(value);
+    expect_as_oracle([=](TestCall &call) {
+      for (int32_t b = 0; b < 4; ++b) call.set_query(b, 1, 2, 20, value);
+    });
+  }
+}
+
+// A key that every row sees, in the first, a middle and the last place; its first number is part of the value, its last not.
+TEST_P(Special, Keys) {
+  for (const float value : {kNan, kInf, -kInf}) {
+    for (const int32_t dim : {0, 23}) {
+      for (const int32_t place : {0, 1, 2}) {
+        SCOPED_TRACE(std::to_string(value) + " in number " + std::to_string(dim) + ", place " + std::to_string(place));
+        expect_as_oracle([=](TestCall &call) {
+          const int32_t lens[] = {9, 70, 600, 1100};
+          for (int32_t b = 0; b < 4; ++b) call.set_key(b, place == 0 ? 0 : place == 1 ? lens[b] / 2 : lens[b] - 2, dim, value);
+        });
+      }
+    }
+  }
+}
+
+// All scores -inf: the softmax is undefined, unlike that of a row without keys.
+TEST_P(Special, AllScoresMinusInfinity) {
+  expect_as_oracle([](TestCall &call) {
+    const int32_t lens[] = {9, 70, 600, 1100};
+    for (int32_t b = 0; b < 4; ++b) {
+      for (int32_t k = 0; k < lens[b]; ++k) call.set_key(b, k, 23, 1);
+      for (int32_t t = 0; t < 2; ++t) {
+        for (int32_t h = 0; h < 3; ++h) call.set_query(b, t, h, 23, -kInf);
+      }
+    }
+  });
+}
+
+// The first keys have scores -inf, the rest not. Infinite values among them give 0 * inf = NaN (number 0), except where a whole
+// chunk of keys weighs nothing: then what its values are does not show (rules/merge.h).
+TEST_P(Special, SomeScoresMinusInfinity) {
+  for (const auto &[dim, count] : {std::pair{0, 5}, {0, 64}, {23, 5}, {23, 64}, {23, 512}, {23, 590}}) {
+    SCOPED_TRACE(std::to_string(count) + " keys, number " + std::to_string(dim));
+    expect_as_oracle([dim = dim, count = count](TestCall &call) {
+      const int32_t lens[] = {9, 70, 600, 1100};
+      for (int32_t b = 0; b < 4; ++b) {
+        for (int32_t k = 0; k < std::min(count, lens[b] - 2); ++k) call.set_key(b, k, dim, kInf);
+        for (int32_t t = 0; t < 2; ++t) {
+          for (int32_t h = 0; h < 3; ++h) call.set_query(b, t, h, dim, -1);
+        }
+      }
+    });
+  }
+}
+
+std::string type_name(const testing::TestParamInfo<DType> &i) {
+  const char *const names[] = {"f32", "f16", "bf16"};
+  return names[static_cast<int32_t>(i.param)];
+}
+INSTANTIATE_TEST_SUITE_P(Type, Special, testing::Values(DType::f32, DType::f16, DType::bf16), type_name);
+
+TEST(Arithmetic, SharpSoftmax) {
+  for (const float sigma : {20.0f, 200.0f}) {
+    TestCase c;
+    c.lens = {700, 90};
+    c.q_sigma = sigma;
+    EXPECT_EQ(check(c), "");
+  }
+}
+
+// Values whose average is beyond the largest f16.
+TEST(Arithmetic, F16OutputsOverflowToInfinity) {
+  TestCase c;
+  c.kv_dtype = DType::f32;
+  c.q_dtype = DType::f16;
+  TestCall call(c);
+  call.fill_queries(0);
+  for (int32_t k = 0; k < 9; ++k) call.set_key(0, k, 3, 1e6f);
+  ASSERT_EQ(call.run_and_compare(), "");
+  EXPECT_EQ(call.out(0, 0, 0, 3), kInf);
+}
+
+}  // namespace
+}  // namespace mlaverify::test

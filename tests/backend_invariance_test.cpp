@@ -1,0 +1,182 @@
+// The same bits, always: whatever the batch mates, qlen, heads, splits, threads, and what else runs.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "support/test_call.h"
+
+namespace mlaverify::test {
+namespace {
+
+// Few numbers a key, so that long requests are cheap.
+TestCase long_case(std::vector<int32_t> lens) {
+  TestCase c;
+  c.heads = 1;
+  c.lk = 16;
+  c.lv = 8;
+  c.qlen = 1;
+  c.page_size = 16;
+  c.lens = std::move(lens);
+  return c;
+}
+
+TEST(Deterministic, ForcedSplitsAndRepeats) {
+  TestCase c = long_case({3000, 513, 1, 0});
+  c.heads = 4;
+  c.qlen = 3;
+  TestCall call(c);
+  call.args.num_threads = 2;
+  ASSERT_EQ(call.run_and_compare(), "");
+  const TestCall::Bits bits = call.bits();
+  for (int32_t splits = 0; splits <= 128; ++splits) {
+    call.args.num_kv_splits = splits;
+    ASSERT_EQ(call.run(), "");
+    ASSERT_EQ(call.bits(), bits) << splits;
+  }
+  call.args.num_kv_splits = 0;
+  for (int32_t repeat = 0; repeat < 100; ++repeat) {
+    ASSERT_EQ(call.run(), "");
+    ASSERT_EQ(call.bits(), bits) << repeat;
+  }
+}
+
+TEST(Invariant, BatchMates) {
+  for (const int32_t len : {1, 300, 1500}) {
+    TestCase c = long_case({len});
+    c.qlen = 2;
+    c.streams = {77};
+    TestCall alone(c);
+    ASSERT_EQ(alone.run_and_compare(), "");
+    for (const int32_t mates : {3, 63, 127}) {
+      for (const int32_t place : {0, mates / 2, mates}) {
+        TestCase many = c;
+        many.lens.clear();
+        many.streams.clear();
+        for (int32_t b = 0; b <= mates; ++b) {
+          many.lens.push_back(b == place ? len : b == 1 ? 100000 / mates : 1 + b * 37 % 2000);
+          many.streams.push_back(b == place ? 77 : b + 1000);
+        }
+        TestCall call(many);
+        call.args.num_threads = 1 + mates % 3;
+        ASSERT_EQ(call.run(), "");
+        for (int32_t t = 0; t < 2; ++t) ASSERT_EQ(call.row_bits(place, t, 0), alone.row_bits(0, t, 0)) << mates << " " << place;
+      }
+    }
+  }
+}
+
+// Work is cut between threads in the middle of requests: every count of them cuts at other chunks.
+TEST(Invariant, Threads) {
+  for (const std::vector<int32_t> &lens :
+       std::vector<std::vector<int32_t>>{{40000}, {20000, 0, 1, 20000}, {511, 512, 513, 30000, 700}, {0, 0, 33000, 0}}) {
+    TestCase c = long_case(lens);
+    for (const int32_t rows : {1, 3, 70}) {  // 70: two row tiles
+      c.heads = rows;
+      TestCall call(c);
+      ASSERT_EQ(call.run_and_compare(rows == 70 ? 7 : 1), "");
+      const TestCall::Bits bits = call.bits();
+      for (const int32_t threads : {2, 3, 4, 5, 7, 16}) {
+        call.args.num_threads = threads;
+        ASSERT_EQ(call.run(), "");
+        ASSERT_EQ(call.bits(), bits) << threads << " threads, " << c;
+      }
+      call.args.num_threads = 0;
+      ASSERT_EQ(call.run(), "");
+      ASSERT_EQ(call.bits(), bits);
+    }
+  }
+}
+
+// Each head is the call with that head alone.
+TEST(Invariant, HeadCounts) {
+  TestCase c;
+  c.lk = 40;
+  c.lv = 24;
+  c.qlen = 2;
+  c.lens = {75, 5};
+  for (const int32_t heads : {1, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128}) {
+    c.heads = heads;
+    TestCall all(c);
+    ASSERT_EQ(all.run_and_compare(heads), "");
+    TestCase single = c;
+    single.heads = 1;
+    TestCall one(single);
+    for (int32_t h = 0; h < heads; ++h) {
+      for (int32_t row = 0; row < c.rows(); ++row) {
+        std::memcpy(one.query(row / 2, row % 2, 0), all.query(row / 2, row % 2, h), static_cast<std::size_t>(c.lk) * 2);
+      }
+      ASSERT_EQ(one.run(), "");
+      for (int32_t row = 0; row < c.rows(); ++row)
+        ASSERT_EQ(one.row_bits(row / 2, row % 2, 0), all.row_bits(row / 2, row % 2, h)) << h << " of " << heads;
+    }
+  }
+}
+
+// A token has the same bits in a call with any qlen, in whatever row tile it falls.
+TEST(Invariant, QueryLengths) {
+  TestCase c;
+  c.heads = 5;
+  c.lens = {600, 20};
+  c.qlen = 40;
+  TestCall all(c);
+  ASSERT_EQ(all.run_and_compare(3), "");
+  for (const int32_t qlen : {1, 2, 3, 7, 13, 14, 26}) {
+    c.qlen = qlen;
+    TestCall call(c);
+    ASSERT_EQ(call.run(), "");
+    for (int32_t b = 0; b < 2; ++b) {
+      for (int32_t t = 0; t < qlen; ++t) {
+        for (int32_t h = 0; h < 5; ++h)
+          ASSERT_EQ(call.row_bits(b, t, h), all.row_bits(b, 40 - qlen + t, h)) << "token " << t << " of " << qlen;
+      }
+    }
+  }
+}
+
+// A longer cache adds keys that the row does not see: more chunks in the tree, no other bit.
+TEST(Invariant, KeysBeyondTheMask) {
+  for (const int32_t n : {100, 512, 513, 1500}) {
+    TestCase c = long_case({n});
+    TestCall shorter(c);
+    ASSERT_EQ(shorter.run(), "");
+    for (const int32_t more : {1, 500, 5000}) {
+      c.qlen = more + 1;
+      c.lens = {n + more};
+      TestCall longer(c);
+      ASSERT_EQ(longer.run(), "");
+      EXPECT_EQ(longer.row_bits(0, 0, 0), shorter.row_bits(0, 0, 0)) << n << " + " << more;
+    }
+  }
+}
+
+TEST(Deterministic, ConcurrentCallsWithWorkspacesOfTheirOwn) {
+  constexpr std::size_t kCallers = 4;
+  std::vector<std::unique_ptr<TestCall>> calls;
+  std::vector<TestCall::Bits> want;
+  for (std::size_t i = 0; i < kCallers; ++i) {
+    TestCase c = long_case({2000 + 700 * static_cast<int32_t>(i), 5});
+    c.heads = 4;
+    c.seed = i + 1;
+    calls.push_back(std::make_unique<TestCall>(c));
+    calls.back()->args.num_threads = 1 + static_cast<int32_t>(i) % 3;
+    ASSERT_EQ(calls.back()->run_and_compare(), "");
+    want.push_back(calls.back()->bits());
+  }
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> callers;
+  for (std::size_t i = 0; i < kCallers; ++i) {
+    callers.emplace_back([&, i] {
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        if (!calls[i]->run().empty() || calls[i]->bits() != want[i]) ++wrong;
+      }
+    });
+  }
+  for (std::thread &t : callers) t.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+}  // namespace
+}  // namespace mlaverify::test

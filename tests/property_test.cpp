@@ -1,0 +1,99 @@
+// Random small calls over all options: the cpu backend against the oracle, and the same bits among other requests.
+//
+// MLAVERIFY_TEST_CASE='heads=3 qlen=2 ...' repeats one case, as failures of all tests print it.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+
+#include "support/test_call.h"
+
+namespace mlaverify::test {
+namespace {
+
+int32_t between(int32_t lo, int32_t hi) { return *rc::gen::inRange(lo, hi + 1); }
+bool one_in(int32_t n) { return between(0, n - 1) == 0; }
+
+int32_t random_length() { return one_in(8) ? between(500, 1100) : one_in(3) ? between(60, 140) : between(0, 24); }
+
+TestCase random_case() {
+  TestCase c;
+  c.heads = one_in(6) ? between(60, 70) : between(1, 9);
+  c.qlen = between(1, 6);
+  c.lv = 8 * between(1, 8);
+  c.lk = c.lv + 8 * between(0, 4);
+  c.page_size = one_in(4) ? between(1, 600) : between(1, 20);
+  c.lens.clear();
+  for (int32_t b = between(1, 4); b > 0; --b) c.lens.push_back(random_length());
+  if (one_in(3)) {
+    for (const int32_t len : c.lens) c.real_lens.push_back(std::max(len + between(-9, 4), 0));
+  }
+  c.q_dtype = *rc::gen::element(DType::bf16, DType::f16, DType::f32);
+  c.kv_dtype = *rc::gen::element(DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_e5m2);
+  if (one_in(2)) c.k_scale = *rc::gen::element(1.0f, 0.25f, 7.3f, 0x1p-10f);
+  c.sm_scale = *rc::gen::element(0.125f, 0.3f, -0.2f, 0.0f);
+  c.num_kv_splits = between(0, 9);
+  c.flat = one_in(4);
+  c.slot_pad = one_in(3) ? between(1, 9) : 0;
+  c.page_pad = !c.flat && one_in(3) ? between(1, 70) : 0;
+  c.spare_pages = between(0, 5);
+  c.table_extra = between(0, 5);
+  c.table_pad = one_in(3) ? between(1, 3) : 0;
+  c.q_pad = one_in(3) ? between(1, 9) : 0;
+  c.out_pad = one_in(3) ? between(1, 9) : 0;
+  c.heads_outer = one_in(3);
+  c.shift = one_in(3) ? between(1, 3) : 0;
+  c.seed = *rc::gen::arbitrary<uint32_t>();
+  return c;
+}
+
+void expect_right(const TestCase &c, int32_t threads) {
+  TestCall call(c);
+  call.args.num_threads = threads;
+  const std::string wrong = call.run_and_compare();
+  if (!wrong.empty()) RC_FAIL(wrong);
+}
+
+RC_GTEST_PROP(Property, AgreesWithTheOracle, ()) { expect_right(random_case(), between(1, 3)); }
+
+// The first request of a case alone, and with another layout, other splits, other threads.
+RC_GTEST_PROP(Property, BatchMatesAndLayoutDoNotShow, ()) {
+  const TestCase c = random_case();
+  TestCase alone = c;
+  alone.lens.resize(1);
+  if (!alone.real_lens.empty()) alone.real_lens.resize(1);
+  alone.page_size = between(1, 40);
+  alone.flat = alone.heads_outer = false;
+  alone.slot_pad = alone.page_pad = alone.q_pad = alone.out_pad = alone.shift = 0;
+  alone.num_kv_splits = 0;
+  TestCall many(c), one(alone);
+  many.args.num_threads = between(1, 4);
+  RC_ASSERT(many.run() == "");
+  RC_ASSERT(one.run() == "");
+  for (int32_t t = 0; t < c.qlen; ++t) {
+    for (int32_t h = 0; h < c.heads; ++h) {
+      if (many.row_bits(0, t, h) != one.row_bits(0, t, h)) RC_FAIL("other bits than alone:\n" + repeat_command(c));
+    }
+  }
+}
+
+TEST(Property, OneCaseFromTheEnvironment) {
+  const char *text = std::getenv("MLAVERIFY_TEST_CASE");
+  if (text == nullptr) GTEST_SKIP() << "MLAVERIFY_TEST_CASE is not set";
+  for (const int32_t threads : {1, 2, 3}) {
+    TestCall call(from_text(text));
+    call.args.num_threads = threads;
+    EXPECT_EQ(call.run_and_compare(), "");
+  }
+}
+
+// The text of a case is all of it.
+RC_GTEST_PROP(TestCaseText, IsReadBack, ()) {
+  const TestCase c = random_case();
+  RC_ASSERT(to_text(from_text(to_text(c))) == to_text(c));
+}
+
+}  // namespace
+}  // namespace mlaverify::test

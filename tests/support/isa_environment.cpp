@@ -1,0 +1,24 @@
+// Skips all tests of a program whose environment asks for an instruction set that this machine lacks.
+#include <gtest/gtest.h>
+
+#include "mlaverify/mlaverify.h"
+
+namespace mlaverify::test {
+namespace {
+
+class IsaEnvironment : public testing::Environment {
+ public:
+  void SetUp() override {
+    mlaverify_backend_info info = {};
+    info.size = sizeof(info);
+    for (int32_t i = 0; i < mlaverify_backend_count(); ++i) {
+      ASSERT_EQ(mlaverify_get_backend_info(i, &info), MLAVERIFY_OK);
+      if (info.backend == MLAVERIFY_BACKEND_CPU && info.available == 0) GTEST_SKIP() << info.detail;
+    }
+  }
+};
+
+const testing::Environment *const environment = testing::AddGlobalTestEnvironment(new IsaEnvironment);
+
+}  // namespace
+}  // namespace mlaverify::test

@@ -1,0 +1,75 @@
+// The memory and arguments of one call, made to show every fault:
+//   - whatever no row sees is 0xff (NaN in every floating-point type): free pages, page 0, slots past the end, paddings
+//   - pages are a random permutation; block table entries past the need are page ids that do not exist
+//   - outputs are 0xff before each run, between guard bands; the workspace has exactly the size asked for, with a guard behind
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "io/tensor_buffer.h"
+#include "mlaverify/mlaverify.h"
+#include "support/test_case.h"
+
+namespace mlaverify::test {
+
+class TestCall {
+ public:
+  explicit TestCall(const TestCase &c);
+  TestCall(const TestCall &) = delete;
+  TestCall &operator=(const TestCall &) = delete;
+
+  // Of the call; tests change them as they need. Backend cpu, one thread.
+  mlaverify_verify_args args = {};
+
+  // Pages of a request, in order.
+  const std::vector<int32_t> &pages(int32_t request) const { return pages_[static_cast<std::size_t>(request)]; }
+
+  // First element of a cached key, of a query.
+  void *key(int32_t request, int32_t key);
+  void *query(int32_t request, int32_t token, int32_t head);
+  void set_key(int32_t request, int32_t key, int32_t dim, float value);
+  void set_query(int32_t request, int32_t token, int32_t head, int32_t dim, float value);
+  // All numbers of a key, of the queries of all tokens and heads.
+  void fill_key(int32_t request, int32_t key, float value);
+  void fill_queries(float value);
+
+  // Refills outputs and workspace with 0xff and computes. Returns "", or what went wrong: the library's message, or what was
+  // written that is no output.
+  [[nodiscard]] std::string run();
+  // Compares every `every`-th row of the last run with the oracle. Returns "", or what differs and how to repeat it.
+  [[nodiscard]] std::string mismatch(int32_t every = 1);
+  // Both.
+  [[nodiscard]] std::string run_and_compare(int32_t every = 1);
+
+  // Results of the last run.
+  float out(int32_t request, int32_t token, int32_t head, int32_t column) const;
+  float lse(int32_t request, int32_t token, int32_t head) const;
+  // Bits of out and lse of a row, of all rows.
+  using Bits = std::vector<unsigned char>;
+  Bits row_bits(int32_t request, int32_t token, int32_t head) const;
+  Bits bits() const;
+
+  // Sets outputs to 0xff; whether they still are, guards and paddings included.
+  void poison_outputs();
+  bool outputs_untouched() const;
+
+ private:
+  void make_cache();
+  void make_queries();
+  void make_outputs();
+  std::string stray_writes() const;
+  const void *out_row(int32_t request, int32_t token, int32_t head) const;
+  const float *lse_of(int32_t request, int32_t token, int32_t head) const;
+  int32_t stream(int32_t request) const;
+
+  const TestCase case_;
+  bool changed_ = false;  // the case no longer says all
+  std::vector<std::vector<int32_t>> pages_;
+  io::TensorBuffer q_, kv_, out_, lse_, table_, seq_lens_, real_lens_, k_scale_, workspace_;
+};
+
+// Runs `c` on the cpu backend and compares all rows with the oracle: "" or what is wrong.
+[[nodiscard]] std::string check(const TestCase &c);
+
+}  // namespace mlaverify::test
