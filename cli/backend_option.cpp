@@ -1,6 +1,8 @@
 #include "backend_option.h"
 
+#include "api/env.h"
 #include "error.h"
+#include "io/device_memory.h"
 
 namespace mlaverify::cli {
 
@@ -37,8 +39,21 @@ void add_backend_option(CLI::App &verb, mlaverify_backend &backend) {
 
 void demand_ok(mlaverify_status status, const std::string &context) {
   if (status == MLAVERIFY_OK) return;
+  const std::string message = (context.empty() ? "" : context + ": ") + mlaverify_last_error();
+  if (status == MLAVERIFY_ERR_DEVICE) throw io::DeviceError(message);
   const bool bad_input = status == MLAVERIFY_ERR_INVALID_ARGUMENT || status == MLAVERIFY_ERR_INVALID_VALUE;
-  throw Failure(bad_input ? kBadInput : kCannotRun, (context.empty() ? "" : context + ": ") + mlaverify_last_error());
+  throw Failure(bad_input ? kBadInput : kCannotRun, message);
+}
+
+mlaverify_backend_info chosen_backend(mlaverify_backend asked) {
+  const std::string &forced = env_backend();
+  for (const mlaverify_backend_info &info : backends()) {
+    const bool automatic = forced.empty() ? info.available != 0 : forced == info.name;
+    if (asked == MLAVERIFY_BACKEND_AUTO ? !automatic : info.backend != asked) continue;
+    demand_available(info.backend);
+    return info;
+  }
+  throw Failure(kBadInput, "MLAVERIFY_BACKEND: no backend has the name '" + forced + "'");
 }
 
 void demand_available(mlaverify_backend backend) {

@@ -16,8 +16,12 @@ std::vector<mlaverify_backend_info> backends();
 void add_backend_option(CLI::App &verb, mlaverify_backend &backend);
 
 // Throws Failure with the exit code for `status` and the library's last message, after "`context`: " unless that is empty. Does
-// nothing for MLAVERIFY_OK. To be called right after the call that failed, on its thread.
+// nothing for MLAVERIFY_OK; throws io::DeviceError where the device failed. To be called right after the call that failed, on its thread.
 void demand_ok(mlaverify_status status, const std::string &context);
+
+// The backend for the tensors that a verb brings along: the one asked for, else the one that MLAVERIFY_BACKEND names, else the
+// first that can run here. Throws Failure with the reason if it cannot run here (exit code 3) or the variable is wrong (2).
+mlaverify_backend_info chosen_backend(mlaverify_backend asked);
 
 // Throws Failure (exit code 3) with the reason if `backend` cannot run on this machine.
 void demand_available(mlaverify_backend backend);

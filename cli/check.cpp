@@ -13,6 +13,7 @@
 #include "backend_option.h"
 #include "compare.h"
 #include "error.h"
+#include "io/device_memory.h"
 #include "io/step.h"
 #include "oracle/tolerance.h"
 #include "self_test.h"
@@ -107,6 +108,11 @@ std::vector<Result> check_subject(const Subject &subject, const std::vector<mlav
       if (asked || e.exit_code != kCannotRun) throw;
       results.back().status = "skipped";
       results.back().message = e.what();
+    } catch (const io::DeviceError &e) {
+      results.back().status = "failed";
+      results.back().error = {NAN, NAN, e.what()};
+      results.back().message = e.what();
+      results.back().repeat = repeat_command(subject, info.name);
     }
   }
   const std::vector<StepError> errors = compare_step(step, subject.name, calls);

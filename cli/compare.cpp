@@ -6,9 +6,6 @@
 #include <atomic>
 #include <thread>
 
-#include "api/validate.h"
-#include "cpu/check_values.h"
-#include "error.h"
 #include "oracle/oracle.h"
 #include "oracle/tolerance.h"
 #include "progress.h"
@@ -105,12 +102,8 @@ std::vector<StepError> compare_step(const io::Step &step, const std::string &nam
                                     const std::vector<std::unique_ptr<StepCall>> &calls) {
   std::vector<StepError> errors(calls.size());
   if (calls.empty()) return errors;
-  Call call = {};
-  Status status = validate(&calls[0]->args(), true, &call);
-  if (status.ok()) status = check_values(call.problem);
-  if (!status.ok()) throw Failure(kBadInput, name + ": " + status.message);
-
-  Comparison comparison(call.problem, step, calls);
+  const Problem problem = calls[0]->host_problem();
+  Comparison comparison(problem, step, calls);
   const auto most = std::max<int64_t>(1, std::thread::hardware_concurrency());
   const auto num_threads = static_cast<std::size_t>(std::clamp<int64_t>(comparison.rows(), 1, most));
   std::vector<std::vector<Worst>> worst(num_threads, std::vector<Worst>(calls.size()));
@@ -123,7 +116,7 @@ std::vector<StepError> compare_step(const io::Step &step, const std::string &nam
   for (std::size_t c = 0; c < calls.size(); ++c) {
     Worst all;
     for (const std::vector<Worst> &w : worst) all.add(w[c]);
-    errors[c] = {all.out, all.lse, all.why.empty() ? "" : row_name(call.problem, all.bad_row) + ": " + all.why};
+    errors[c] = {all.out, all.lse, all.why.empty() ? "" : row_name(problem, all.bad_row) + ": " + all.why};
     if (!calls[c]->guards_intact()) errors[c].why = "wrote outside of out or lse";
   }
   return errors;

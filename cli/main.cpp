@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "error.h"
+#include "io/device_memory.h"
 #include "mlaverify/mlaverify.h"
 #include "verb.h"
 
@@ -29,6 +30,9 @@ int main(int argc, char **argv) {
   } catch (const cli::Failure &e) {
     std::fprintf(stderr, "mlaverify: %s\n", e.what());
     return e.exit_code;
+  } catch (const mlaverify::io::DeviceError &e) {
+    std::fprintf(stderr, "mlaverify: %s\n", e.what());
+    return cli::kCannotRun;
   } catch (const std::bad_alloc &) {
     std::fprintf(stderr, "mlaverify: out of memory\n");
     return cli::kBadInput;

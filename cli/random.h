@@ -24,7 +24,8 @@ class Random {
   // Near normal, mean 0, variance 1: the centred sum of four 16-bit uniforms; bounded by 3.5.
   float normal() {
     const uint64_t z = next();
-    const int64_t sum = static_cast<int64_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)) - 2 * 65535;
+    const int64_t sum =
+        static_cast<int64_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)) - 2 * int64_t{65535};
     return static_cast<float>(sum) * 2.6428e-5f;  // sqrt(3) / 65536
   }
 

@@ -39,10 +39,10 @@ void demand_same_bits(const RunOptions &options, int32_t run, const char *name, 
 }
 
 void run(const RunOptions &options, bool override_splits) {
-  demand_available(options.backend);
+  const mlaverify_backend backend = chosen_backend(options.backend).backend;
   io::Step step = io::read_step(options.in);
   if (override_splits) step.num_kv_splits = options.num_kv_splits;
-  StepCall call(step, options.in, options.backend, options.threads);
+  StepCall call(step, options.in, backend, options.threads);
   std::vector<char> first_out, first_lse;
   std::vector<double> seconds;
   Progress progress;

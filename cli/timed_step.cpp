@@ -7,6 +7,7 @@
 
 #include "backend_option.h"
 #include "error.h"
+#include "gpu.h"
 #include "grid.h"
 #include "random.h"
 #include "random_rows.h"
@@ -105,24 +106,95 @@ TimedStep::TimedStep(const Shape &shape, int64_t rotation_bytes, const CallOptio
   args_.sm_scale = 1 / std::sqrt(static_cast<float>(shape.qk_dim));
   args_.backend = options.backend;
   args_.num_threads = options.num_threads;
-  demand_ok(mlaverify_workspace_size(&args_, &args_.workspace_bytes), shape_line(shape));
-  if (args_.workspace_bytes > 0) {
-    const std::size_t alignment = MLAVERIFY_WORKSPACE_ALIGNMENT;
-    workspace_.reset(std::aligned_alloc(alignment, rules::round_up(args_.workspace_bytes, alignment)));
-    if (!workspace_) throw std::bad_alloc();
-    args_.workspace = workspace_.get();
-  }
   poison(out_.data(), out_.bytes());
   poison(lse_.data(), lse_.bytes());
+  for (io::TensorBuffer &table : tables_) table_data_.push_back(table.data());
+  if (options.backend == MLAVERIFY_BACKEND_CUDA) move_to_device();
+  set_flags(options.flags);
+}
+
+void TimedStep::move_to_device() {
+  stream_ = std::make_unique<io::DeviceStream>(kGpu);
+  args_.stream = stream_->handle();
+  const auto move = [&](io::TensorBuffer &buffer, mlaverify_tensor *view) {
+    device_inputs_.push_back(io::to_device(buffer, view, kGpu));
+    buffer = {};
+  };
+  move(q_, &args_.q);
+  move(kv_, &args_.kv_cache);
+  move(seq_lens_, &args_.seq_lens);
+  for (std::size_t i = 0; i < tables_.size(); ++i) {
+    args_.block_table = tables_[i].view();
+    move(tables_[i], &args_.block_table);
+    table_data_[i] = args_.block_table.data;
+  }
+  for (mlaverify_tensor *absent : {&args_.real_seq_lens, &args_.k_scale, &args_.q_indptr}) absent->device = kGpu;
+  device_out_ = io::to_device(out_, &args_.out, kGpu);
+  device_lse_ = io::to_device(lse_, &args_.lse, kGpu);
+}
+
+void TimedStep::set_flags(uint32_t flags) {
+  args_.flags = flags;
+  demand_ok(mlaverify_workspace_size(&args_, &args_.workspace_bytes), "bench");
+  if (args_.workspace_bytes == 0) return;
+  if (stream_) {
+    device_workspace_ = io::DeviceMemory(args_.workspace_bytes, stream_->device());
+    args_.workspace = device_workspace_.data();
+    return;
+  }
+  const std::size_t alignment = MLAVERIFY_WORKSPACE_ALIGNMENT;
+  workspace_.reset(std::aligned_alloc(alignment, rules::round_up(args_.workspace_bytes, alignment)));
+  if (!workspace_) throw std::bad_alloc();
+  args_.workspace = workspace_.get();
 }
 
 void TimedStep::call() {
-  args_.block_table.data = tables_[next_].data();
-  next_ = (next_ + 1) % tables_.size();
+  args_.block_table.data = table_data_[next_];
+  next_ = (next_ + 1) % table_data_.size();
   demand_ok(mlaverify_decode_attention_fwd_verify(&args_), "bench");
 }
 
-bool TimedStep::outputs_are_numbers() const {
+Timing TimedStep::time() {
+  if (stream_) return time_replays();
+  return time_calls([this] { call(); });
+}
+
+Timing TimedStep::time_replays() {
+  constexpr double replay_seconds = 0.0042, warm_up_seconds = 0.02;  // a little more than 4 ms: the estimate is one
+  constexpr int replays = 7;
+  call();  // loads the kernels, which must not happen during capture
+  stream_->synchronize();
+  next_ = 0;
+  const std::size_t sets = table_data_.size();
+  const auto capture = [this, sets](std::size_t rounds) {
+    return io::DeviceGraph(*stream_, [this, calls = rounds * sets] {
+      for (std::size_t i = 0; i < calls; ++i) call();
+    });
+  };
+  // Seconds of a replay that follows on another one, which keeps the device busy while the host submits it.
+  const auto seconds_of = [this](const io::DeviceGraph &graph) {
+    graph.replay();
+    return stream_->seconds_of([&] { graph.replay(); });
+  };
+  double round_seconds = 0;
+  {
+    const io::DeviceGraph round = capture(1);
+    seconds_of(round);
+    round_seconds = seconds_of(round);
+  }
+  const auto rounds = static_cast<std::size_t>(std::ceil(replay_seconds / round_seconds));
+  const io::DeviceGraph graph = capture(rounds);
+  for (double warm = 0; warm < warm_up_seconds;) warm += seconds_of(graph);
+  std::vector<double> seconds(replays);
+  for (double &s : seconds) s = seconds_of(graph) / static_cast<double>(rounds * sets);
+  return summarize(std::move(seconds));
+}
+
+bool TimedStep::outputs_are_numbers() {
+  if (stream_) {
+    device_out_.download(out_.data(), out_.bytes());
+    device_lse_.download(lse_.data(), lse_.bytes());
+  }
   const auto no_nan = [](const io::TensorBuffer &t) {
     for (int64_t i = 0; i < t.size(); ++i) {
       if (std::isnan(rules::load_float(t.dtype(), t.data(), i))) return false;

@@ -55,7 +55,8 @@ void expect_none(mlaverify_backend backend, int32_t threads) {
 
 TEST(Allocation, AreCounted) {
   const long before = allocations;
-  std::free(std::malloc(std::getenv("PATH") != nullptr ? 10 : 20));
+  void *volatile p = std::malloc(10);  // volatile: it cannot be left out
+  std::free(p);
   EXPECT_GT(allocations, before);
 }
 

@@ -69,11 +69,17 @@ class BadInput(unittest.TestCase):
 
     def test_backend_that_cannot_run(self):
         self.refused(*TINY, says=["abacus"], MLAVERIFY_BACKEND="abacus")
+        info = json.loads(subprocess.run([PROGRAM, "info", "--json"], stdout=subprocess.PIPE, check=True).stdout)
+        for backend in info["backends"]:
+            if not backend["available"]:
+                name = backend["name"]
+                self.refused(*TINY, "--backend", name, says=[name, "cannot run here", backend["detail"]], code=3)
+                self.refused(*TINY, says=[name, "cannot run here"], code=3, MLAVERIFY_BACKEND=name)
 
 
 class Runs(unittest.TestCase):
     def report(self, *args):
-        done = bench("--json", *args)
+        done = bench("--json", *args, MLAVERIFY_BACKEND="cpu")
         self.assertEqual(done.returncode, 0, done.repeat)
         self.assertEqual(done.stderr, "", done.repeat)
         return json.loads(done.stdout)
@@ -93,7 +99,7 @@ class Runs(unittest.TestCase):
             with self.subTest(backend):
                 report = self.report(*TINY, "--backend", backend)
                 self.assertEqual(report["threads"], 1)
-                self.assertIn(report["backend"], ("cpu", "reference") if backend == "auto" else (backend,))
+                self.assertEqual(report["backend"], "cpu" if backend == "auto" else backend)
                 for key in ("version", "compiler", "cpu", "isa"):
                     self.assertTrue(report[key], key)
                 self.assertEqual(len(report["shapes"]), 1)
@@ -104,6 +110,13 @@ class Runs(unittest.TestCase):
                 self.assertEqual(shape["flops"], 2 * 2 * (32 + 33) * 2 * (576 + 512))
                 self.assertEqual(shape["bytes"], 2 * 33 * 576 * 2 + 2 * 2 * 2 * (576 + 512) * 2)
                 self.assertAlmostEqual(report["geometric_mean_times_floor"] / shape["times_floor"], 1, places=9)
+
+    def test_invariant(self):
+        report = self.report(*TINY, "--invariant")
+        shape = report["shapes"][0]
+        self.assertGreater(shape["invariant"]["seconds"], 0)
+        self.assertAlmostEqual(shape["invariant"]["ratio"] * shape["seconds"] / shape["invariant"]["seconds"], 1, places=9)
+        self.assertAlmostEqual(report["geometric_mean_invariant_ratio"] / shape["invariant"]["ratio"], 1, places=9)
 
     def test_the_printed_shape_repeats_it(self):
         first = self.report("--seq-len", "20,3", "--page-size", "7", "--dtype", "f16", "--kv-dtype", "f8_e5m2", "--lk", "64",
@@ -124,7 +137,7 @@ class Runs(unittest.TestCase):
             self.check_shape(report, shape)
 
     def test_text(self):
-        done = bench(*TINY)
+        done = bench(*TINY, MLAVERIFY_BACKEND="cpu")
         self.assertEqual(done.returncode, 0, done.repeat)
         self.assertEqual(done.stderr, "", done.repeat)
         for text in ("GB/s", "GFLOP/s", "\u00d7 floor", "geometric mean over 1 shape", "--heads 2 --qlen 2 --batch 2 --seq-len 33"):
@@ -133,7 +146,7 @@ class Runs(unittest.TestCase):
     def test_help(self):
         done = bench("--help")
         self.assertEqual(done.returncode, 0, done.repeat)
-        for option in ("--grid", "--heads", "--qlen", "--batch", "--seq-len", "--page-size", "--threads", "--json"):
+        for option in ("--grid", "--heads", "--qlen", "--batch", "--seq-len", "--page-size", "--threads", "--invariant", "--json"):
             self.assertIn(option, done.stdout)
 
 

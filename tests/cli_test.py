@@ -359,8 +359,19 @@ class InfoAndPlanTest(CliTest):
         self.assertEqual(variables["MLAVERIFY_BACKEND"], "cpu")
         self.assertGreater(document["cpu"]["threads"], 0)
 
+    def test_backend_that_cannot_run(self):
+        path = self.save(*small_step())
+        for backend in json.loads(mlaverify("info", "--json").stdout)["backends"]:
+            if backend["available"]:
+                continue
+            name, out = backend["name"], self.path("out.safetensors")
+            for env, asked in ((None, ("--backend", name)), ({"MLAVERIFY_BACKEND": name}, ())):
+                self.assert_refused(mlaverify("run", path, "--out", out, *asked, env=env), name, backend["detail"], code=3)
+            self.assert_refused(mlaverify("check", path, "--backend", name), name, backend["detail"], code=3)
+            self.assertFalse(os.path.exists(out))
+
     def test_plan(self):
-        shape = ("--batch", 16, "--qlen", 4, "--heads", 16, "--seq-len", 8192)
+        shape = ("--batch", 16, "--qlen", 4, "--heads", 16, "--seq-len", 8192, "--arch", "cpu")
         self.assert_good(mlaverify("plan", *shape))
         plan = json.loads(mlaverify("plan", *shape, "--json").stdout)
         self.assertEqual(plan["arch"], "cpu")
@@ -378,10 +389,44 @@ class InfoAndPlanTest(CliTest):
         plan = json.loads(mlaverify("plan", "--batch", 1, "--qlen", 1, "--heads", 16, "--arch", "gfx942", "--json").stdout)
         self.assertIsNone(plan["max_kv_splits"])
 
+    def test_plan_for_a_cuda_gpu(self):
+        def plan(*more):
+            result = mlaverify("plan", "--qlen", 4, "--heads", 16, "--seq-len", 8192, "--json", *more)
+            self.assert_good(result)
+            return json.loads(result.stdout)
+
+        p = plan("--batch", 16, "--arch", "sm_90")
+        self.assertEqual((p["arch"], p["sm_count"], p["config"]["block_h"]), ("sm_90", 132, 64))
+        self.assertAlmostEqual(p["floor_seconds"] * 1e6, p["work"]["bytes"] / 4570e3, places=3)
+        launch = p["launch"]
+        if launch is None:  # a build without CUDA
+            self.assertIsNone(p["workspace_bytes"])
+            return
+        self.assertEqual((launch["kernel"], launch["tile_rows"], launch["tile_keys"], launch["row_tiles"]),
+                         ("tensor-core", 64, p["config"]["block_n"], 16))
+        self.assertEqual(launch["blocks"], 132 * launch["blocks_per_sm"])
+        self.assertLessEqual(launch["blocks_per_sm"] * launch["shared_bytes"], 227 * 1024)
+        self.assertEqual((launch["splits"], launch["launches"], launch["workspace_bytes"]), (0, 2, p["workspace_bytes"]))
+        one = plan("--batch", 16, "--arch", "sm_90", "--num-kv-splits", 1)
+        self.assertEqual((one["launch"]["splits"], one["launch"]["launches"]), (1, 1))
+        self.assertLess(one["workspace_bytes"], p["workspace_bytes"])
+        self.assertEqual(plan("--batch", 16, "--arch", "sm_90", "--sm-count", 10)["launch"]["blocks"],
+                         10 * launch["blocks_per_sm"])
+        for more, why in ((("--dtype", "f32", "--kv-dtype", "f32"), "f32"), (("--lk", 256, "--lv", 128), "widths"),
+                          (("--dtype", "f16"), "types")):
+            generic = plan("--batch", 16, "--arch", "sm_80", *more)["launch"]
+            self.assertEqual(generic["kernel"], "generic")
+            self.assertIn(why, generic["why"])
+        self.assertEqual(plan("--batch", 16, "--arch", "sm_86")["launch"]["tile_rows"], 16)
+        text = mlaverify("plan", "--batch", 16, "--qlen", 4, "--heads", 16, "--arch", "sm_90")
+        self.assert_good(text)
+        for part in ("tensor-core", "workspace", "NVIDIA H200", "floor"):
+            self.assertIn(part, text.stdout)
+
     def test_plan_usage(self):
-        good = {"--batch": 2, "--qlen": 2, "--heads": 4}
+        good = {"--batch": 2, "--qlen": 2, "--heads": 4, "--arch": "cpu"}
         flat = lambda options: [x for pair in options.items() for x in pair]  # noqa: E731
-        for name in good:
+        for name in ("--batch", "--qlen", "--heads"):
             self.assert_refused(mlaverify("plan", *flat({k: v for k, v in good.items() if k != name})), name)
         for name, value in (("--batch", 0), ("--batch", "x"), ("--qlen", 0), ("--heads", -1), ("--seq-len", 0), ("--page-size", 0),
                             ("--dtype", "f8"), ("--kv-dtype", "int4"), ("--arch", "gfx1"), ("--sm-count", 0), ("--num-kv-splits", -1)):

@@ -149,7 +149,7 @@ TEST(Grid, FilesAreReadAndRefused) {
   EXPECT_EQ(failure_of([&] { load_grid(dir.string()); }), dir.string() + ": not a plain file");
   std::filesystem::remove_all(dir);
   EXPECT_EQ(failure_of([&] { load_grid("none.txt"); }),
-            "--grid: \"none.txt\" is neither a built-in grid (cpu, smoke) nor a file");
+            "--grid: \"none.txt\" is neither a built-in grid (cpu, h200-users, h200, smoke) nor a file");
 }
 
 TEST(Grid, ChangeShapeKeepsWhatIsNotNamed) {

@@ -91,7 +91,8 @@ typedef int32_t mlaverify_backend;
 #define MLAVERIFY_FLAG_CHECKED 2u         /* look at lengths and page ids on the device too; CPU backends always do */
 
 #define MLAVERIFY_WORKSPACE_ALIGNMENT 256 /* bytes */
-#define MLAVERIFY_MAX_HEAD_DIM 1024       /* Lv and Lk are multiples of 8, 8 <= Lv <= Lk <= 1024 */
+#define MLAVERIFY_MAX_THREADS 1024
+#define MLAVERIFY_MAX_HEAD_DIM 1024 /* Lv and Lk are multiples of 8, 8 <= Lv <= Lk <= 1024 */
 
 typedef struct mlaverify_verify_args {
   size_t size; /* sizeof(mlaverify_verify_args) */
@@ -119,7 +120,7 @@ typedef struct mlaverify_verify_args {
   size_t workspace_bytes; /* at least mlaverify_workspace_size() of the same arguments */
   void *stream;           /* cudaStream_t; ignored by CPU backends */
   mlaverify_backend backend;
-  int32_t num_threads; /* CPU backends: threads at most; 0 = the OpenMP default */
+  int32_t num_threads; /* CPU backends: threads at most, <= MLAVERIFY_MAX_THREADS; 0 = the OpenMP default */
 } mlaverify_verify_args;
 
 /* Computes out and lse. Everything that the host can see is checked before any work starts; on failure nothing is written.

@@ -193,7 +193,12 @@ constexpr CallRule kScalars[] = {
     {"qlen", [](const Args &a) { return at_least(a.qlen, 1); }},
     {"page_size", [](const Args &a) { return at_least(a.page_size, 1); }},
     {"num_kv_splits", [](const Args &a) { return at_least(a.num_kv_splits, 0); }},
-    {"num_threads", [](const Args &a) { return at_least(a.num_threads, 0); }},
+    {"num_threads",
+     [](const Args &a) {
+       return a.num_threads >= 0 && a.num_threads <= MLAVERIFY_MAX_THREADS
+                  ? ""
+                  : got(a.num_threads, "in 0 ... " + std::to_string(MLAVERIFY_MAX_THREADS));
+     }},
     {"v_head_dim", [](const Args &a) { return head_dim(a.v_head_dim, ""); }},
 };
 
@@ -272,16 +277,18 @@ Status invalid(const std::string &argument, const std::string &text) {
   return {MLAVERIFY_ERR_INVALID_ARGUMENT, argument + ": " + text};
 }
 
-// The caller's struct may be older (smaller; what it lacks is 0) or newer (larger; what we don't know must be 0) than ours.
+// A newer caller's struct is larger; what we don't know of it must be 0. (This is the first version: nothing is smaller.)
 Status copy_args(const Args *args, Args *copy) {
+  constexpr std::size_t kLargest = 16384;  // beyond that the size is garbage, and reading on would leave the struct
   if (args == nullptr) return invalid("args", "got a null pointer");
-  if (args->size < sizeof(Args))
-    return invalid("args.size",
-                   got(static_cast<int64_t>(args->size), "sizeof(mlaverify_verify_args) = " + std::to_string(sizeof(Args))));
+  if (args->size < sizeof(Args) || args->size > kLargest) {
+    return invalid("args.size", "got " + std::to_string(args->size) +
+                                    ", must be sizeof(mlaverify_verify_args) = " + std::to_string(sizeof(Args)));
+  }
   for (std::size_t i = sizeof(Args); i < args->size; ++i) {
     if (reinterpret_cast<const unsigned char *>(args)[i] != 0) {
-      return invalid("args.size", got(static_cast<int64_t>(args->size),
-                                      std::to_string(sizeof(Args)) + ": fields beyond are unknown to this version and not 0"));
+      return invalid("args.size", "got " + std::to_string(args->size) + ", must be " + std::to_string(sizeof(Args)) +
+                                      ": fields beyond are unknown to this version and not 0");
     }
   }
   std::memcpy(copy, args, sizeof(Args));

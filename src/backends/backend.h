@@ -16,6 +16,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual mlaverify_backend id() const = 0;
   virtual const char *name() const = 0;
+  // Whether it takes tensors in host memory, or those of a device.
+  virtual bool on_host() const = 0;
 
   // Whether it can run on this machine, and with what or why not. INVALID_ARGUMENT: a bad setting in the environment.
   struct Availability {

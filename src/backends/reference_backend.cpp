@@ -14,6 +14,7 @@ class ReferenceBackend final : public Backend {
  public:
   mlaverify_backend id() const override { return MLAVERIFY_BACKEND_REFERENCE; }
   const char *name() const override { return "reference"; }
+  bool on_host() const override { return true; }
   const Availability &availability() const override {
     static const Availability a = {{}, "float64, one row at a time"};
     return a;

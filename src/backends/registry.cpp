@@ -11,6 +11,7 @@ class NoCudaBackend final : public Backend {
  public:
   mlaverify_backend id() const override { return MLAVERIFY_BACKEND_CUDA; }
   const char *name() const override { return "cuda"; }
+  bool on_host() const override { return false; }
   const Availability &availability() const override {
     static const Availability a = {{MLAVERIFY_ERR_UNSUPPORTED, "this build has no CUDA support"}, ""};
     return a;
@@ -22,11 +23,32 @@ class NoCudaBackend final : public Backend {
 };
 #endif
 
+// Whether `b` is meant: the one that is asked for, or, where none is, that of the environment or any.
+bool is_candidate(const Backend &b, const Call &call) {
+  if (call.backend != MLAVERIFY_BACKEND_AUTO) return call.backend == b.id();
+  return env_backend().empty() || env_backend() == b.name();
+}
+
 Status try_backend(const Backend &b, const Call &call) {
   const Status &available = b.availability().status;
   if (!available.ok()) return available;
   const std::string refusal = b.refusal(call);
   return refusal.empty() ? Status{} : Status{MLAVERIFY_ERR_UNSUPPORTED, refusal};
+}
+
+// Why no candidate takes the call.
+Status explain(const Call &call) {
+  std::string reasons;
+  for (const Backend *b : backend_list()) {
+    if (!is_candidate(*b, call)) continue;
+    const Status status = try_backend(*b, call);
+    if (status.code == MLAVERIFY_ERR_INVALID_ARGUMENT) return status;  // a bad setting, not a lack
+    reasons += (reasons.empty() ? "" : "; ") + std::string(b->name()) + ": " + status.message;
+  }
+  if (reasons.empty()) {  // validate() knows every number, so this is the environment
+    return {MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_BACKEND: got '" + env_backend() + "', must be cuda, cpu or reference"};
+  }
+  return {MLAVERIFY_ERR_UNSUPPORTED, "no backend can do this call: " + reasons};
 }
 
 }  // namespace
@@ -49,25 +71,17 @@ const std::vector<const Backend *> &backend_list() {
 }
 
 Status choose_backend(const Call &call, const Backend **backend) {
-  const bool automatic = call.backend == MLAVERIFY_BACKEND_AUTO;
-  const std::string &forced = env_backend();
-  std::string reasons;
-  bool known = false;
+  // Where the tensors live is asked first: a backend for elsewhere would only have to put its refusal in words, on every call.
   for (const Backend *b : backend_list()) {
-    if (automatic ? !forced.empty() && forced != b->name() : call.backend != b->id()) continue;
-    known = true;
-    const Status status = try_backend(*b, call);
-    if (status.ok()) {
-      *backend = b;
-      return {};
+    if (!is_candidate(*b, call) || b->on_host() != (call.device == MLAVERIFY_HOST)) continue;
+    if (const Status status = try_backend(*b, call); !status.ok()) {
+      if (status.code == MLAVERIFY_ERR_INVALID_ARGUMENT) return status;
+      continue;
     }
-    if (status.code != MLAVERIFY_ERR_UNSUPPORTED) return status;
-    reasons += (reasons.empty() ? "" : "; ") + std::string(b->name()) + ": " + status.message;
+    *backend = b;
+    return {};
   }
-  if (!known) {  // validate() knows every number, so this is the environment
-    return {MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_BACKEND: got '" + forced + "', must be cuda, cpu or reference"};
-  }
-  return {MLAVERIFY_ERR_UNSUPPORTED, "no backend can do this call: " + reasons};
+  return explain(call);
 }
 
 }  // namespace mlaverify

@@ -57,6 +57,7 @@ class CpuBackend final : public Backend {
  public:
   mlaverify_backend id() const override { return MLAVERIFY_BACKEND_CPU; }
   const char *name() const override { return "cpu"; }
+  bool on_host() const override { return true; }
   const Availability &availability() const override { return selection().availability; }
   std::string refusal(const Call &call) const override { return host_only_refusal(call); }
 

@@ -10,10 +10,11 @@
 namespace mlaverify::cpu {
 
 // Threads that a call may use at most when it asks for `requested` (0: the OpenMP default). The workspace is sized by it, so it
-// must not depend on what the caller's thread does with OpenMP between the size query and the call.
+// must not depend on the calling thread's OpenMP settings or affinity: the processors are counted once.
 inline int32_t thread_limit(int32_t requested) {
 #if defined(_OPENMP)
-  return requested > 0 ? requested : omp_get_num_procs();
+  static const int32_t processors = omp_get_num_procs();
+  return requested > 0 ? requested : processors;
 #else
   (void)requested;
   return 1;
@@ -23,9 +24,8 @@ inline int32_t thread_limit(int32_t requested) {
 // Threads to use now, within the limit.
 inline int32_t threads_now(int32_t requested) {
 #if defined(_OPENMP)
-  if (requested > 0) return requested;
-  const int32_t wanted = omp_get_max_threads();
-  return wanted < omp_get_num_procs() ? wanted : omp_get_num_procs();
+  const int32_t limit = thread_limit(requested);
+  return requested > 0 || limit < omp_get_max_threads() ? limit : omp_get_max_threads();
 #else
   (void)requested;
   return 1;

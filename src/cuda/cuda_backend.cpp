@@ -126,6 +126,7 @@ class CudaBackend final : public Backend {
  public:
   mlaverify_backend id() const override { return MLAVERIFY_BACKEND_CUDA; }
   const char *name() const override { return "cuda"; }
+  bool on_host() const override { return false; }
 
   const Availability &availability() const override {
     static const Availability a = [] {

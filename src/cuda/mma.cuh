@@ -10,7 +10,6 @@ namespace mlaverify::cuda {
 
 struct Bf16 {
   using Element = __nv_bfloat16;
-  static constexpr uint32_t one_one = 0x3f803f80u;  // two ones
   // Two floats rounded to nearest, `low` in the lower half.
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     const __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
@@ -26,7 +25,6 @@ struct Bf16 {
 
 struct F16 {
   using Element = __half;
-  static constexpr uint32_t one_one = 0x3c003c00u;
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     const __half2 x = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t *>(&x);

@@ -7,16 +7,17 @@
 //   [2] issue the copies of tile t + kStages - 1                               each warp kKeys/kWarps keys
 //   [3] S = Q K^T * scale, masked in boundary tiles; row maxima                warp (wr, wk): 16 rows x kWarpKeys keys
 //   [4] barrier B; new reference; P = exp2(S - reference), rescaling factors   the same
-//   [5] barrier C; acc = acc * factor + P V; row sums = sums * factor + P 1    warp w: all rows x kWarpValues columns
+//   [5] barrier C; acc = acc * factor + P V                                    warp w: all rows x kWarpValues columns
+//       row sum = row sum * factor + sums of P                                 thread r: row r
 //
-// The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then rescale
-// nothing. Row sums come from a product with ones, so that they run over the keys in the same order as acc whatever the tile's
-// shape: a row's bits depend on kKeys and the cut, not on kRows or kWarps.
+// The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then rescale nothing.
+// Sums of P are taken over 8 keys at a time, then over these in key order, whatever the tile's shape; products run over the keys
+// in order anyway. So a row's bits depend on kKeys and the cut, not on kRows or kWarps.
 //
 // Barriers (__syncthreads) and what they order:
 //   A  copies of tile t before its reads; step [5] of t-1 before its stage is overwritten; row maxima of t-1 before those of t
 //   B  row maxima written before read
-//   C  P and factors written before read
+//   C  P, its sums and the factors written before read
 //
 // Shared memory: Q kRows x kPitch, kStages key tiles of kKeys x kPitch, P, row statistics. A row of Q or K is Lk 16-bit numbers
 // padded to whole 128-byte lines; its 16-byte chunks are swizzled by the row, so that ldmatrix meets no bank twice.
@@ -53,13 +54,13 @@ struct Sm80Config {
 
   static constexpr int kQBytes = kRows * kPitch, kTileBytes = kKeys * kPitch, kPBytes = kRows * kPPitch;
   static constexpr int kOffsetK = kQBytes, kOffsetP = kOffsetK + kStages * kTileBytes, kOffsetMax = kOffsetP + kPBytes;
-  static constexpr int kOffsetAlpha = kOffsetMax + 4 * kKeyWarps * kRows, kOffsetSum = kOffsetAlpha + 4 * kRows;
-  static constexpr int kSharedBytes = kOffsetSum + 4 * kRows;
+  static constexpr int kOffsetAlpha = kOffsetMax + 4 * kKeyWarps * kRows, kOffsetSums = kOffsetAlpha + 4 * kRows;
+  static constexpr int kSharedBytes = kOffsetSums + 4 * (kKeys / 8) * kRows;
 
   static_assert(kRows % 16 == 0 && kWarps % kRowWarps == 0 && kKeys % (8 * kKeyWarps) == 0 && kKeys % 32 == 0);
   static_assert(kQk % 32 == 0 && kV % (16 * kWarps) == 0, "whole ldmatrix_x4 loads");
   static_assert(kWarpLoads >= 1 && kWarpLoads <= 32, "a lane holds the address of one key");
-  static_assert(kRowWarps <= kWarps, "one warp sums each 16 rows");
+  static_assert(kRows <= kThreads, "one thread sums each row");
 };
 
 // Rows of a tile are lines of 128 bytes (of P with 32 keys: half lines), each of 8 chunks of 16 bytes. Byte offset of chunk
@@ -206,8 +207,7 @@ class Sm80Block {
         for (int i = 0; i < 4; ++i) acc_[m][j][i] = 0;
       }
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum_[i] = 0;
+    sum_ = 0;
     max_[0] = max_[1] = kMinusInf;
   }
 
@@ -245,6 +245,7 @@ class Sm80Block {
   __device__ __forceinline__ void softmax(int32_t first_key, float (&s)[kScoreBlocks][4]) {
     auto *row_max = reinterpret_cast<float *>(shared_ + C::kOffsetMax);  // [kKeyWarps][kRows]
     auto *alpha = reinterpret_cast<float *>(shared_ + C::kOffsetAlpha);  // [kRows]
+    auto *sums = reinterpret_cast<float *>(shared_ + C::kOffsetSums);    // [kKeys / 8][kRows]
     float largest[2] = {kMinusInf, kMinusInf};
     const bool boundary = first_key + C::kKeys > seen_by_all_;
 #pragma unroll
@@ -271,8 +272,7 @@ class Sm80Block {
       float now = max_[i];
 #pragma unroll
       for (int w = 0; w < C::kKeyWarps; ++w) now = fmaxf(now, row_max[w * C::kRows + row]);
-      // The reference moves only if weights would grow beyond 2^kSlack: most tiles then need no rescaling. (-inf - -inf is
-      // NaN.)
+      // The reference moves only if weights would grow beyond 2^kSlack. (-inf - -inf is NaN.)
       if (now - max_[i] <= kSlack) now = max_[i];
       reference[i] = now == kMinusInf ? 0.0f : now;  // no key yet, or all scores -inf: weights 0, not NaN
       if (key_warp_ == 0 && lane_ % 4 == 0) alpha[row] = ptx::exp2_approx(max_[i] - reference[i]);
@@ -280,13 +280,18 @@ class Sm80Block {
     }
 #pragma unroll
     for (int j = 0; j < kScoreBlocks; ++j) {
-      const int chunk = (key_warp_ * C::kWarpKeys + j * 8) / 8;
+      const int chunk = key_warp_ * kScoreBlocks + j;  // of 8 keys
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = row_warp_ * 16 + mma_row(lane_, 2 * i);
-        const uint32_t two =
-            C::T::pack(ptx::exp2_approx(s[j][2 * i] - reference[i]), ptx::exp2_approx(s[j][2 * i + 1] - reference[i]));
-        *reinterpret_cast<uint32_t *>(shared_ + C::kOffsetP + swizzled<C::kPPitch>(row, chunk) + lane_ % 4 * 4) = two;
+        const float low = ptx::exp2_approx(s[j][2 * i] - reference[i]);
+        const float high = ptx::exp2_approx(s[j][2 * i + 1] - reference[i]);
+        const uint32_t at = C::kOffsetP + swizzled<C::kPPitch>(row, chunk) + lane_ % 4 * 4;
+        *reinterpret_cast<uint32_t *>(shared_ + at) = C::T::pack(low, high);
+        float sum = low + high;
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (lane_ % 4 == 0) sums[chunk * C::kRows + row] = sum;
       }
     }
     __syncthreads();  // C
@@ -314,10 +319,12 @@ class Sm80Block {
           for (int i = 0; i < 4; ++i) acc_[m][j][i] *= a[m][i / 2];
         }
       }
-      if (warp_ < kRowBlocks) {
+    }
+    if (threadIdx.x < C::kRows) {
+      const auto *sums = reinterpret_cast<const float *>(shared_ + C::kOffsetSums) + threadIdx.x;
+      sum_ *= alpha[threadIdx.x];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum_[i] *= alpha[warp_ * 16 + mma_row(lane_, i)];
-      }
+      for (int i = 0; i < C::kKeys / 8; ++i) sum_ += sums[i * C::kRows];
     }
     const uint32_t p = ptx::shared_address(shared_) + C::kOffsetP;
     const uint32_t v = ptx::shared_address(shared_) + C::kOffsetK + stage * C::kTileBytes;
@@ -331,14 +338,7 @@ class Sm80Block {
     for (int k = 0; k < C::kKeys / 16; ++k) {
       uint32_t w[kRowBlocks][4];
 #pragma unroll
-      for (int m = 0; m < kRowBlocks; ++m) {
-        ptx::ldmatrix_x4(w[m], p_at[k] + m * 16 * C::kPPitch);
-      }
-      if (warp_ < kRowBlocks) {
-        uint32_t mine[4];
-        ptx::ldmatrix_x4(mine, p_at[k] + warp_ * 16 * C::kPPitch);
-        C::T::mma(sum_, mine, C::T::one_one, C::T::one_one);
-      }
+      for (int m = 0; m < kRowBlocks; ++m) ptx::ldmatrix_x4(w[m], p_at[k] + m * 16 * C::kPPitch);
 #pragma unroll
       for (int j = 0; j < kColumnBlocks; j += 2) {
         uint32_t b[4];
@@ -356,16 +356,13 @@ class Sm80Block {
 
   __device__ __forceinline__ void finish(const Item &item) {
     auto *max_of = reinterpret_cast<float *>(shared_ + C::kOffsetAlpha);  // [kRows]; alpha is no longer read after the barrier
-    auto *sum_of = reinterpret_cast<float *>(shared_ + C::kOffsetSum);    // [kRows]
+    auto *sum_of = reinterpret_cast<float *>(shared_ + C::kOffsetSums);   // [kRows]
     __syncthreads();
     if (key_warp_ == 0 && lane_ % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) max_of[row_warp_ * 16 + mma_row(lane_, 2 * i)] = max_[i];
     }
-    if (warp_ < kRowBlocks && lane_ % 4 == 0) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) sum_of[warp_ * 16 + mma_row(lane_, 2 * i)] = sum_[2 * i];
-    }
+    if (threadIdx.x < C::kRows) sum_of[threadIdx.x] = sum_;
     __syncthreads();
     if (item.part >= 0) {
       write_part(item, max_of, sum_of);
@@ -436,7 +433,7 @@ class Sm80Block {
   int32_t page_ = -1, offset_ = 0;
   int32_t seen_by_all_ = 0, limit_[2] = {0, 0};
   float max_[2];  // of rows mma_row(lane, 0) and mma_row(lane, 2) of this row warp, log2 units
-  float sum_[4];  // of row block `warp_`
+  float sum_;     // of row threadIdx.x
   float acc_[kRowBlocks][kColumnBlocks][4];
 };
 

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +13,7 @@ namespace {
 void demand(cudaError_t error, const std::string &what) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // an error that is not sticky must not come up again in a later call
-  throw std::runtime_error(what + ": " + cudaGetErrorString(error));
+  throw DeviceError(what + ": " + cudaGetErrorString(error));
 }
 
 // Makes a device current for a scope.

@@ -1,15 +1,21 @@
 // Memory, streams and captured graphs of a CUDA device: for the command line program, examples and tests; the library itself
 // owns none of them. In a build without CUDA (cuda_built() false) every constructor throws, so that callers need no #if.
-// Failures throw std::runtime_error with the CUDA error's text.
+// Failures throw DeviceError with the CUDA error's text.
 #pragma once
 
 #include <cstddef>
 #include <functional>
+#include <stdexcept>
 
 #include "io/tensor_buffer.h"
 #include "mlaverify/mlaverify.h"
 
 namespace mlaverify::io {
+
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 bool cuda_built();
 

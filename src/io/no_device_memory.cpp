@@ -1,12 +1,10 @@
 // In builds without CUDA: see device_memory.cpp.
-#include <stdexcept>
-
 #include "io/device_memory.h"
 
 namespace mlaverify::io {
 namespace {
 
-[[noreturn]] void fail() { throw std::runtime_error("this build has no CUDA support"); }
+[[noreturn]] void fail() { throw DeviceError("this build has no CUDA support"); }
 
 }  // namespace
 
