@@ -23,7 +23,7 @@ test:
 	tools/setup test
 	cmake --preset release -DMLAVERIFY_TESTS=ON
 	cmake --build --preset release
-	ctest --preset release -j $(JOBS)
+	ctest --preset release -j $(JOBS) -LE gpu
 
 # The conformance cases through the command line program.
 check: test

@@ -88,7 +88,7 @@ typedef int32_t mlaverify_backend;
 #define MLAVERIFY_BACKEND_CUDA 3
 
 #define MLAVERIFY_FLAG_BATCH_INVARIANT 1u /* a row's bits depend only on its q, its visible keys and the scales */
-#define MLAVERIFY_FLAG_CHECKED 2u         /* look at lengths and page ids on the device too; CPU backends always do */
+#define MLAVERIFY_FLAG_CHECKED 2u         /* refuse bad lengths and page ids: CPU backends always do, cuda cannot yet */
 
 #define MLAVERIFY_WORKSPACE_ALIGNMENT 256 /* bytes */
 #define MLAVERIFY_MAX_THREADS 1024

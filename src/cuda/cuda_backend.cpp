@@ -131,6 +131,11 @@ class CudaBackend final : public Backend {
   const Availability &availability() const override {
     static const Availability a = [] {
       const Devices &all = devices();
+      if (all.error == cudaErrorInsufficientDriver) {
+        return Availability{
+            {MLAVERIFY_ERR_UNSUPPORTED, "no CUDA driver, or one too old for CUDA " + std::to_string(CUDART_VERSION / 1000)},
+            ""};
+      }
       if (all.error != cudaSuccess) return Availability{{MLAVERIFY_ERR_UNSUPPORTED, cudaGetErrorString(all.error)}, ""};
       if (all.list.empty()) return Availability{{MLAVERIFY_ERR_UNSUPPORTED, "no CUDA device"}, ""};
       const Device &d = all.list[0];
@@ -146,6 +151,7 @@ class CudaBackend final : public Backend {
     if (call.device == MLAVERIFY_HOST) return "tensors are in host memory";
     const auto index = static_cast<std::size_t>(call.device);
     if (index >= devices().list.size()) return "there is no CUDA device " + std::to_string(call.device);
+    if ((call.problem.flags & MLAVERIFY_FLAG_CHECKED) != 0) return "MLAVERIFY_FLAG_CHECKED is not supported yet";
     return refusal(devices().list[index]);
   }
 

@@ -1,11 +1,13 @@
 #include "support/test_call.h"
 
 #include <algorithm>
-#include <cstring>
+#include <array>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 
 #include "api/validate.h"
+#include "io/device_memory.h"
 #include "oracle/oracle.h"
 #include "oracle/tolerance.h"
 #include "random.h"
@@ -59,7 +61,28 @@ bool all_poison(const unsigned char *p, std::size_t n) {
   return std::all_of(p, p + n, [](unsigned char x) { return x == 0xff; });
 }
 
+std::string environment(const char *name) {
+  const char *value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
 }  // namespace
+
+// The tensors of a call and the buffers behind them.
+struct TestCall::Tensor {
+  mlaverify_tensor mlaverify_verify_args::*view;
+  io::TensorBuffer TestCall::*buffer;
+};
+const TestCall::Tensor TestCall::kTensors[8] = {
+    {&mlaverify_verify_args::out, &TestCall::out_},
+    {&mlaverify_verify_args::lse, &TestCall::lse_},
+    {&mlaverify_verify_args::seq_lens, &TestCall::seq_lens_},
+    {&mlaverify_verify_args::q, &TestCall::q_},
+    {&mlaverify_verify_args::kv_cache, &TestCall::kv_},
+    {&mlaverify_verify_args::block_table, &TestCall::table_},
+    {&mlaverify_verify_args::real_seq_lens, &TestCall::real_lens_},
+    {&mlaverify_verify_args::k_scale, &TestCall::k_scale_},
+};
 
 TestCall::TestCall(const TestCase &c) : case_(c) {
   args.size = sizeof(args);
@@ -205,18 +228,71 @@ bool TestCall::outputs_untouched() const {
 
 std::string TestCall::run() {
   poison_outputs();
+  const std::string device = environment("MLAVERIFY_TEST_DEVICE");
+  if (!device.empty()) args.backend = MLAVERIFY_BACKEND_CUDA;
+  if (environment("MLAVERIFY_TEST_INVARIANT") == "1") args.flags |= MLAVERIFY_FLAG_BATCH_INVARIANT;
+  mlaverify_verify_args query = args;
+  for (const Tensor &t : kTensors) {
+    if (!device.empty()) (query.*t.view).device = 0;
+  }
   std::size_t bytes = 0;
-  if (mlaverify_workspace_size(&args, &bytes) != MLAVERIFY_OK) return std::string("size query: ") + mlaverify_last_error();
-  workspace_ = io::TensorBuffer(DType::f8_e4m3, {static_cast<int64_t>(bytes) + 2 * kGuardBytes});
+  if (mlaverify_workspace_size(&query, &bytes) != MLAVERIFY_OK) return std::string("size query: ") + mlaverify_last_error();
+  const std::string fault = device.empty() ? run_on_host(bytes) : run_on_device(bytes, device == "captured");
+  return fault.empty() ? stray_writes() : fault;
+}
+
+std::string TestCall::run_on_host(std::size_t workspace_bytes) {
+  workspace_ = io::TensorBuffer(DType::f8_e4m3, {static_cast<int64_t>(workspace_bytes) + 2 * kGuardBytes});
   cli::poison(workspace_.data(), workspace_.bytes());
   auto *begin = workspace_.data<unsigned char>();
   begin += -reinterpret_cast<uintptr_t>(begin) % MLAVERIFY_WORKSPACE_ALIGNMENT;
   args.workspace = begin;
-  args.workspace_bytes = bytes;
+  args.workspace_bytes = workspace_bytes;
   if (mlaverify_decode_attention_fwd_verify(&args) != MLAVERIFY_OK) return mlaverify_last_error();
   const unsigned char *end = workspace_.data<unsigned char>() + workspace_.bytes();
-  if (!all_poison(begin + bytes, static_cast<std::size_t>(end - begin) - bytes)) return "wrote past the end of the workspace";
-  return stray_writes();
+  const auto guard = static_cast<std::size_t>(end - begin) - workspace_bytes;
+  return all_poison(begin + workspace_bytes, guard) ? "" : "wrote past the end of the workspace";
+}
+
+std::string TestCall::run_on_device(std::size_t workspace_bytes, bool captured) {
+  mlaverify_verify_args a = args;
+  std::array<io::DeviceMemory, std::size(kTensors)> copies;
+  for (std::size_t i = 0; i < std::size(kTensors); ++i) {
+    mlaverify_tensor &t = a.*kTensors[i].view;
+    if (t.data != nullptr) copies[i] = io::to_device(this->*kTensors[i].buffer, &t, 0);
+  }
+  io::DeviceMemory workspace(workspace_bytes + kGuardBytes, 0);
+  workspace.poison();
+  a.workspace = workspace.data();
+  a.workspace_bytes = workspace_bytes;
+  const io::DeviceStream stream(0);
+  a.stream = stream.handle();
+  mlaverify_status status = MLAVERIFY_OK;
+  const auto call = [&] { status = mlaverify_decode_attention_fwd_verify(&a); };
+  if (captured) {
+    const int32_t qlen = a.qlen;
+    if (mlaverify_warmup_decode_attention_fwd_verify(&a, &qlen, 1) != MLAVERIFY_OK) return mlaverify_last_error();
+    const std::vector<int32_t> ones(static_cast<std::size_t>(seq_lens_.size()), 1);
+    io::DeviceMemory &lens = copies[kSeqLens];
+    lens.upload(ones.data(), seq_lens_.bytes());
+    const io::DeviceGraph graph(stream, call);
+    if (status != MLAVERIFY_OK) return mlaverify_last_error();
+    if (graph.kernel_nodes() > 2 || graph.other_nodes() > 0)
+      return "the captured graph has more than two kernels, or other nodes";
+    graph.replay();
+    stream.synchronize();
+    lens.upload(seq_lens_.data(), seq_lens_.bytes());
+    graph.replay();
+  } else {
+    call();
+    if (status != MLAVERIFY_OK) return mlaverify_last_error();
+  }
+  stream.synchronize();
+  copies[kOut].download(out_.data(), out_.bytes());
+  copies[kLse].download(lse_.data(), lse_.bytes());
+  std::vector<unsigned char> guard(kGuardBytes);
+  workspace.download(guard.data(), guard.size(), workspace_bytes);
+  return all_poison(guard.data(), guard.size()) ? "" : "wrote past the end of the workspace";
 }
 
 // Looks at copies of the outputs with all their elements poisoned again.

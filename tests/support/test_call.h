@@ -2,6 +2,10 @@
 //   - whatever no row sees is 0xff (NaN in every floating-point type): free pages, page 0, slots past the end, paddings
 //   - pages are a random permutation; block table entries past the need are page ids that do not exist
 //   - outputs are 0xff before each run, between guard bands; the workspace has exactly the size asked for, with a guard behind
+//
+// Where the call runs: on the host, or, as MLAVERIFY_TEST_DEVICE in the environment says, on the first CUDA device: "eager", or
+// "captured" (in a graph captured with lengths of 1, then replayed with the case's). Everything is copied there and back, guards
+// included, so that all checks hold there too. MLAVERIFY_TEST_INVARIANT=1: in the batch-invariant mode.
 #pragma once
 
 #include <string>
@@ -55,9 +59,15 @@ class TestCall {
   bool outputs_untouched() const;
 
  private:
+  struct Tensor;
+  static const Tensor kTensors[8];
+  static constexpr std::size_t kOut = 0, kLse = 1, kSeqLens = 2;  // places in kTensors
+
   void make_cache();
   void make_queries();
   void make_outputs();
+  std::string run_on_host(std::size_t workspace_bytes);
+  std::string run_on_device(std::size_t workspace_bytes, bool captured);
   std::string stray_writes() const;
   const void *out_row(int32_t request, int32_t token, int32_t head) const;
   const float *lse_of(int32_t request, int32_t token, int32_t head) const;
