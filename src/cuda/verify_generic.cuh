@@ -128,7 +128,7 @@ class GenericBlock {
       const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, p_.v_dim);
       float *to = l_.parts + item.part * part.size;
       if (threadIdx.x < C::kRows) {
-        to[part.max + threadIdx.x] = max_[threadIdx.x] * log2e;
+        to[part.max + threadIdx.x] = __fmul_rn(max_[threadIdx.x], log2e);
         to[part.sum + threadIdx.x] = sum_[threadIdx.x];
       }
 #pragma unroll
@@ -145,7 +145,8 @@ class GenericBlock {
     for (int r = 0; r < C::kRows; ++r) {
       if (r >= rows) break;
       const rules::Row row = rules::unpack_row(first + r, p_.num_heads);
-      const RowState state = {{max_[r] * log2e, sum_[r]}, sees_keys(p_, item.request, row.token)};
+      // (Not to be fused with the addition in lse_of(): a part would be rounded in between, a whole result not.)
+      const RowState state = {{__fmul_rn(max_[r], log2e), sum_[r]}, sees_keys(p_, item.request, row.token)};
       const float scale = row_scale(state, k_scale_);
       const int64_t at = rules::out_offset(p_, item.request, row);
 #pragma unroll

@@ -1,13 +1,12 @@
 #include "support/test_call.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
 
 #include "api/validate.h"
-#include "io/device_memory.h"
 #include "oracle/oracle.h"
 #include "oracle/tolerance.h"
 #include "random.h"
@@ -67,22 +66,6 @@ std::string environment(const char *name) {
 }
 
 }  // namespace
-
-// The tensors of a call and the buffers behind them.
-struct TestCall::Tensor {
-  mlaverify_tensor mlaverify_verify_args::*view;
-  io::TensorBuffer TestCall::*buffer;
-};
-const TestCall::Tensor TestCall::kTensors[8] = {
-    {&mlaverify_verify_args::out, &TestCall::out_},
-    {&mlaverify_verify_args::lse, &TestCall::lse_},
-    {&mlaverify_verify_args::seq_lens, &TestCall::seq_lens_},
-    {&mlaverify_verify_args::q, &TestCall::q_},
-    {&mlaverify_verify_args::kv_cache, &TestCall::kv_},
-    {&mlaverify_verify_args::block_table, &TestCall::table_},
-    {&mlaverify_verify_args::real_seq_lens, &TestCall::real_lens_},
-    {&mlaverify_verify_args::k_scale, &TestCall::k_scale_},
-};
 
 TestCall::TestCall(const TestCase &c) : case_(c) {
   args.size = sizeof(args);
@@ -228,70 +211,89 @@ bool TestCall::outputs_untouched() const {
 
 std::string TestCall::run() {
   poison_outputs();
-  const std::string device = environment("MLAVERIFY_TEST_DEVICE");
-  if (!device.empty()) args.backend = MLAVERIFY_BACKEND_CUDA;
   if (environment("MLAVERIFY_TEST_INVARIANT") == "1") args.flags |= MLAVERIFY_FLAG_BATCH_INVARIANT;
-  mlaverify_verify_args query = args;
-  for (const Tensor &t : kTensors) {
-    if (!device.empty()) (query.*t.view).device = 0;
-  }
-  std::size_t bytes = 0;
-  if (mlaverify_workspace_size(&query, &bytes) != MLAVERIFY_OK) return std::string("size query: ") + mlaverify_last_error();
-  const std::string fault = device.empty() ? run_on_host(bytes) : run_on_device(bytes, device == "captured");
+  const std::string device = environment("MLAVERIFY_TEST_DEVICE");
+  const std::string fault = device.empty() ? run_on_host() : run_on_device(device == "captured");
   return fault.empty() ? stray_writes() : fault;
 }
 
-std::string TestCall::run_on_host(std::size_t workspace_bytes) {
-  workspace_ = io::TensorBuffer(DType::f8_e4m3, {static_cast<int64_t>(workspace_bytes) + 2 * kGuardBytes});
+std::string TestCall::run_on_host() {
+  std::size_t bytes = 0;
+  if (mlaverify_workspace_size(&args, &bytes) != MLAVERIFY_OK) return std::string("size query: ") + mlaverify_last_error();
+  workspace_ = io::TensorBuffer(DType::f8_e4m3, {static_cast<int64_t>(bytes) + 2 * kGuardBytes});
   cli::poison(workspace_.data(), workspace_.bytes());
   auto *begin = workspace_.data<unsigned char>();
   begin += -reinterpret_cast<uintptr_t>(begin) % MLAVERIFY_WORKSPACE_ALIGNMENT;
   args.workspace = begin;
-  args.workspace_bytes = workspace_bytes;
+  args.workspace_bytes = bytes;
   if (mlaverify_decode_attention_fwd_verify(&args) != MLAVERIFY_OK) return mlaverify_last_error();
   const unsigned char *end = workspace_.data<unsigned char>() + workspace_.bytes();
-  const auto guard = static_cast<std::size_t>(end - begin) - workspace_bytes;
-  return all_poison(begin + workspace_bytes, guard) ? "" : "wrote past the end of the workspace";
+  if (!all_poison(begin + bytes, static_cast<std::size_t>(end - begin) - bytes)) return "wrote past the end of the workspace";
+  return "";
 }
 
-std::string TestCall::run_on_device(std::size_t workspace_bytes, bool captured) {
-  mlaverify_verify_args a = args;
-  std::array<io::DeviceMemory, std::size(kTensors)> copies;
-  for (std::size_t i = 0; i < std::size(kTensors); ++i) {
-    mlaverify_tensor &t = a.*kTensors[i].view;
-    if (t.data != nullptr) copies[i] = io::to_device(this->*kTensors[i].buffer, &t, 0);
-  }
-  io::DeviceMemory workspace(workspace_bytes + kGuardBytes, 0);
-  workspace.poison();
-  a.workspace = workspace.data();
-  a.workspace_bytes = workspace_bytes;
-  const io::DeviceStream stream(0);
-  a.stream = stream.handle();
+std::string TestCall::run_on_device(bool captured) {
+  DeviceCall device(this);
   mlaverify_status status = MLAVERIFY_OK;
-  const auto call = [&] { status = mlaverify_decode_attention_fwd_verify(&a); };
-  if (captured) {
-    const int32_t qlen = a.qlen;
-    if (mlaverify_warmup_decode_attention_fwd_verify(&a, &qlen, 1) != MLAVERIFY_OK) return mlaverify_last_error();
-    const std::vector<int32_t> ones(static_cast<std::size_t>(seq_lens_.size()), 1);
-    io::DeviceMemory &lens = copies[kSeqLens];
-    lens.upload(ones.data(), seq_lens_.bytes());
-    const io::DeviceGraph graph(stream, call);
-    if (status != MLAVERIFY_OK) return mlaverify_last_error();
-    if (graph.kernel_nodes() > 2 || graph.other_nodes() > 0)
-      return "the captured graph has more than two kernels, or other nodes";
-    graph.replay();
-    stream.synchronize();
-    lens.upload(seq_lens_.data(), seq_lens_.bytes());
-    graph.replay();
-  } else {
+  const auto call = [&] { status = mlaverify_decode_attention_fwd_verify(&device.args); };
+  if (!captured) {
     call();
-    if (status != MLAVERIFY_OK) return mlaverify_last_error();
+    return status == MLAVERIFY_OK ? device.fetch() : mlaverify_last_error();
   }
+  const int32_t qlen = args.qlen;
+  if (mlaverify_warmup_decode_attention_fwd_verify(&device.args, &qlen, 1) != MLAVERIFY_OK) return mlaverify_last_error();
+  device.set_lengths(std::vector<int32_t>(static_cast<std::size_t>(case_.batch()), 1));
+  const io::DeviceGraph graph(device.stream, call);
+  if (status != MLAVERIFY_OK) return mlaverify_last_error();
+  if (graph.kernel_nodes() > 2 || graph.other_nodes() > 0)
+    return "the captured graph has more than two kernels, or other nodes";
+  graph.replay();
+  device.stream.synchronize();
+  device.set_lengths({seq_lens_.data<int32_t>(), seq_lens_.data<int32_t>() + case_.batch()});
+  graph.replay();
+  return device.fetch();
+}
+
+DeviceCall::DeviceCall(TestCall *call) : args(call->args), call_(call) {
+  struct Tensor {
+    Place place;
+    mlaverify_tensor &view;
+    const io::TensorBuffer &buffer;
+  };
+  const Tensor tensors[] = {{kOut, args.out, call->out_},
+                            {kLse, args.lse, call->lse_},
+                            {kSeqLens, args.seq_lens, call->seq_lens_},
+                            {kQ, args.q, call->q_},
+                            {kKv, args.kv_cache, call->kv_},
+                            {kTable, args.block_table, call->table_},
+                            {kRealLens, args.real_seq_lens, call->real_lens_},
+                            {kScale, args.k_scale, call->k_scale_}};
+  for (const Tensor &t : tensors) {
+    if (t.view.data != nullptr) copies_[t.place] = io::to_device(t.buffer, &t.view, 0);
+  }
+  args.backend = MLAVERIFY_BACKEND_CUDA;
+  args.stream = stream.handle();
+  if (mlaverify_workspace_size(&args, &args.workspace_bytes) != MLAVERIFY_OK) throw std::runtime_error(mlaverify_last_error());
+  workspace_ = io::DeviceMemory(args.workspace_bytes + kGuardBytes, 0);
+  workspace_.poison();
+  args.workspace = workspace_.data();
+}
+
+void DeviceCall::set_lengths(const std::vector<int32_t> &lens) { copies_[kSeqLens].upload(lens.data(), lens.size() * 4); }
+
+void DeviceCall::set_k_scale(float value) { copies_[kScale].upload(&value, sizeof(value)); }
+
+void DeviceCall::poison_outputs() {
+  copies_[kOut].poison();
+  copies_[kLse].poison();
+}
+
+std::string DeviceCall::fetch() {
   stream.synchronize();
-  copies[kOut].download(out_.data(), out_.bytes());
-  copies[kLse].download(lse_.data(), lse_.bytes());
+  copies_[kOut].download(call_->out_.data(), call_->out_.bytes());
+  copies_[kLse].download(call_->lse_.data(), call_->lse_.bytes());
   std::vector<unsigned char> guard(kGuardBytes);
-  workspace.download(guard.data(), guard.size(), workspace_bytes);
+  workspace_.download(guard.data(), guard.size(), args.workspace_bytes);
   return all_poison(guard.data(), guard.size()) ? "" : "wrote past the end of the workspace";
 }
 

@@ -8,9 +8,11 @@
 // included, so that all checks hold there too. MLAVERIFY_TEST_INVARIANT=1: in the batch-invariant mode.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
+#include "io/device_memory.h"
 #include "io/tensor_buffer.h"
 #include "mlaverify/mlaverify.h"
 #include "support/test_case.h"
@@ -59,15 +61,13 @@ class TestCall {
   bool outputs_untouched() const;
 
  private:
-  struct Tensor;
-  static const Tensor kTensors[8];
-  static constexpr std::size_t kOut = 0, kLse = 1, kSeqLens = 2;  // places in kTensors
+  friend class DeviceCall;
 
   void make_cache();
   void make_queries();
   void make_outputs();
-  std::string run_on_host(std::size_t workspace_bytes);
-  std::string run_on_device(std::size_t workspace_bytes, bool captured);
+  std::string run_on_host();
+  std::string run_on_device(bool captured);
   std::string stray_writes() const;
   const void *out_row(int32_t request, int32_t token, int32_t head) const;
   const float *lse_of(int32_t request, int32_t token, int32_t head) const;
@@ -77,6 +77,31 @@ class TestCall {
   bool changed_ = false;  // the case no longer says all
   std::vector<std::vector<int32_t>> pages_;
   io::TensorBuffer q_, kv_, out_, lse_, table_, seq_lens_, real_lens_, k_scale_, workspace_;
+};
+
+// A copy of a call on the first CUDA device: all of its buffers, and a workspace of exactly the size asked for, with a guard.
+class DeviceCall {
+ public:
+  // `call` must outlive it. Throws std::runtime_error where the library refuses the size query.
+  explicit DeviceCall(TestCall *call);
+  DeviceCall(const DeviceCall &) = delete;
+  DeviceCall &operator=(const DeviceCall &) = delete;
+
+  mlaverify_verify_args args = {};  // with device addresses; backend cuda
+  const io::DeviceStream stream{0};
+
+  void set_lengths(const std::vector<int32_t> &lens);
+  void set_k_scale(float value);
+  void poison_outputs();
+  // Waits for the stream, and brings out and lse back into the call's buffers. Returns "" or "wrote past the end ...".
+  [[nodiscard]] std::string fetch();
+
+ private:
+  enum Place { kOut, kLse, kSeqLens, kQ, kKv, kTable, kRealLens, kScale, kPlaces };
+
+  TestCall *call_;
+  std::array<io::DeviceMemory, kPlaces> copies_;
+  io::DeviceMemory workspace_;
 };
 
 // Runs `c` on the cpu backend and compares all rows with the oracle: "" or what is wrong.

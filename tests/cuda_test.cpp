@@ -1,0 +1,191 @@
+// What only the cuda backend promises: graphs, streams, warm-up, and device memory that cannot be checked. Needs a GPU: label gpu.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
+
+#include "io/device_memory.h"
+#include "support/test_call.h"
+
+namespace mlaverify::test {
+namespace {
+
+TestCase deepseek(std::vector<int32_t> lens, int32_t qlen = 4) {
+  TestCase c;
+  c.heads = 16;
+  c.qlen = qlen;
+  c.lk = 576;
+  c.lv = 512;
+  c.page_size = 64;
+  c.lens = std::move(lens);
+  c.sm_scale = 1 / 24.0f;
+  return c;
+}
+
+mlaverify_status call(const DeviceCall &device) { return mlaverify_decode_attention_fwd_verify(&device.args); }
+
+void warm_up(const DeviceCall &device) {
+  ASSERT_EQ(mlaverify_warmup_decode_attention_fwd_verify(&device.args, &device.args.qlen, 1), MLAVERIFY_OK)
+      << mlaverify_last_error();
+}
+
+// CTest runs each test in a process of its own: here the first call that the process makes is inside a capturing stream.
+TEST(CudaGraph, FirstCallOfAProcessIsCaptured) {
+  for (const DType type : {DType::bf16, DType::f32}) {  // the tensor-core and the plain kernel
+    TestCase c = deepseek({300, 5});
+    c.q_dtype = c.kv_dtype = type;
+    TestCall host(c);
+    DeviceCall device(&host);
+    warm_up(device);
+    const io::DeviceGraph graph(device.stream, [&] { ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error(); });
+    EXPECT_LE(graph.kernel_nodes(), 2);
+    EXPECT_EQ(graph.other_nodes(), 0);
+    graph.replay();
+    ASSERT_EQ(device.fetch(), "");
+    EXPECT_EQ(host.mismatch(), "");
+  }
+}
+
+TEST(CudaGraph, ReplaysFollowTheLengths) {
+  for (const int32_t splits : {0, 1, 5}) {
+    TestCase c = deepseek({20000, 4, 700, 1}, 2);
+    c.num_kv_splits = splits;
+    TestCall host(c);
+    DeviceCall device(&host);
+    warm_up(device);
+    const io::DeviceGraph graph(device.stream, [&] { ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error(); });
+    for (const std::vector<int32_t> &lens :
+         {std::vector<int32_t>{1, 1, 1, 1}, {0, 0, 0, 0}, {64, 3, 65, 0}, {20000, 4, 700, 1}, {777, 2, 128, 1}}) {
+      SCOPED_TRACE("lengths " + std::to_string(lens[0]) + " ...");
+      device.set_lengths(lens);
+      device.poison_outputs();
+      graph.replay();
+      ASSERT_EQ(device.fetch(), "");
+      const TestCall::Bits replayed = host.bits();
+      device.poison_outputs();
+      ASSERT_EQ(call(device), MLAVERIFY_OK);
+      ASSERT_EQ(device.fetch(), "");
+      EXPECT_EQ(host.bits(), replayed);
+    }
+  }
+}
+
+TEST(CudaGraph, TheScaleMayChangeBetweenReplays) {
+  TestCase c = deepseek({200});
+  c.kv_dtype = DType::f8_e4m3;
+  c.k_scale = 1.0f;
+  TestCall host(c);
+  DeviceCall device(&host);
+  warm_up(device);
+  const io::DeviceGraph graph(device.stream, [&] { ASSERT_EQ(call(device), MLAVERIFY_OK); });
+  for (const float scale : {0.25f, 7.3f, 0x1p-10f}) {
+    device.set_k_scale(scale);
+    graph.replay();
+    ASSERT_EQ(device.fetch(), "");
+    *static_cast<float *>(host.args.k_scale.data) = scale;
+    EXPECT_EQ(host.mismatch(), "") << "scale " << scale;
+  }
+}
+
+TEST(CudaSplits, EveryCountIsRightAndRepeats) {
+  TestCase c = deepseek({1100, 513, 1, 0}, 3);
+  TestCall host(c);
+  for (int32_t splits = 0; splits <= 128; splits += splits < 10 ? 1 : 7) {
+    SCOPED_TRACE(std::to_string(splits) + " splits");
+    host.args.num_kv_splits = splits;
+    DeviceCall device(&host);
+    TestCall::Bits first;
+    for (int repeat = 0; repeat < (splits < 3 ? 100 : 5); ++repeat) {
+      device.poison_outputs();
+      ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+      ASSERT_EQ(device.fetch(), "");
+      if (repeat == 0) first = host.bits();
+      ASSERT_EQ(host.bits(), first) << "repeat " << repeat;
+    }
+    EXPECT_EQ(host.mismatch(5), "");
+  }
+}
+
+TEST(CudaStreams, CallsOnSeveralStreamsAndThreads) {
+  constexpr int kThreads = 4;
+  std::vector<std::string> faults(kThreads);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([i, &faults] {
+      TestCase c = deepseek({3000 + i, 70, 0, 900}, 1 + i);
+      c.seed = static_cast<uint64_t>(i);
+      TestCall host(c);
+      DeviceCall device(&host);
+      TestCall::Bits first;
+      for (int n = 0; n < 20 && faults[static_cast<std::size_t>(i)].empty(); ++n) {
+        device.poison_outputs();
+        if (call(device) != MLAVERIFY_OK) faults[static_cast<std::size_t>(i)] = mlaverify_last_error();
+        if (const std::string fault = device.fetch(); !fault.empty()) faults[static_cast<std::size_t>(i)] = fault;
+        if (n == 0) first = host.bits();
+        if (host.bits() != first) faults[static_cast<std::size_t>(i)] = "bits differ in repeat " + std::to_string(n);
+      }
+      if (faults[static_cast<std::size_t>(i)].empty()) faults[static_cast<std::size_t>(i)] = host.mismatch(7);
+    });
+  }
+  for (std::thread &t : threads) t.join();
+  for (const std::string &fault : faults) EXPECT_EQ(fault, "");
+}
+
+TEST(CudaErrors, ARefusalWritesNothingAndLeavesTheDeviceUsable) {
+  TestCall host(deepseek({100}));
+  host.poison_outputs();
+  DeviceCall device(&host);
+  mlaverify_verify_args bad = device.args;
+  bad.workspace_bytes -= 1;
+  EXPECT_EQ(mlaverify_decode_attention_fwd_verify(&bad), MLAVERIFY_ERR_WORKSPACE);
+  bad = device.args;
+  bad.flags = MLAVERIFY_FLAG_CHECKED;
+  EXPECT_EQ(mlaverify_decode_attention_fwd_verify(&bad), MLAVERIFY_ERR_UNSUPPORTED);
+  bad = device.args;
+  bad.seq_lens.device = MLAVERIFY_HOST;
+  EXPECT_EQ(mlaverify_decode_attention_fwd_verify(&bad), MLAVERIFY_ERR_INVALID_ARGUMENT);
+  ASSERT_EQ(device.fetch(), "");
+  EXPECT_TRUE(host.outputs_untouched());
+  ASSERT_EQ(call(device), MLAVERIFY_OK);
+  ASSERT_EQ(device.fetch(), "");
+  EXPECT_EQ(host.mismatch(), "");
+}
+
+// Unchecked, these give zeros or numbers, never a fault of the device; and they do not disturb other requests.
+TEST(CudaErrors, BadLengthsAndPagesStayInsideTheCache) {
+  for (const DType type : {DType::bf16, DType::f32}) {
+    TestCase c = deepseek({200, 130, 90});
+    c.q_dtype = c.kv_dtype = type;
+    TestCall host(c);
+    DeviceCall device(&host);
+    device.set_lengths({-5, 130, 100000000});  // negative; right; far beyond the table
+    ASSERT_EQ(call(device), MLAVERIFY_OK);
+    ASSERT_EQ(device.fetch(), "");
+    for (int32_t h = 0; h < c.heads; ++h) {
+      EXPECT_EQ(host.lse(0, 0, h), -INFINITY);
+      EXPECT_EQ(host.out(0, 0, h, 0), 0.0f);
+    }
+    TestCase alone = c;
+    TestCall right(alone);
+    DeviceCall right_device(&right);
+    ASSERT_EQ(call(right_device), MLAVERIFY_OK);
+    ASSERT_EQ(right_device.fetch(), "");
+    for (int32_t t = 0; t < c.qlen; ++t) EXPECT_NEAR(host.lse(1, t, 0), right.lse(1, t, 0), 1e-3);
+  }
+}
+
+TEST(CudaWarmup, TouchesNeitherOutputsNorCache) {
+  TestCall host(deepseek({100}));
+  host.poison_outputs();
+  DeviceCall device(&host);
+  const int32_t qlens[] = {1, 2, 4, 8};
+  ASSERT_EQ(mlaverify_warmup_decode_attention_fwd_verify(&device.args, qlens, 4), MLAVERIFY_OK) << mlaverify_last_error();
+  ASSERT_EQ(device.fetch(), "");
+  EXPECT_TRUE(host.outputs_untouched());
+  ASSERT_EQ(call(device), MLAVERIFY_OK);
+  ASSERT_EQ(device.fetch(), "");
+  EXPECT_EQ(host.mismatch(), "");
+}
+
+}  // namespace
+}  // namespace mlaverify::test
