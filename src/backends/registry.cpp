@@ -41,7 +41,7 @@ Status explain(const Call &call) {
   std::string reasons;
   for (const Backend *b : backend_list()) {
     if (!is_candidate(*b, call)) continue;
-    const Status status = try_backend(*b, call);
+    Status status = try_backend(*b, call);
     if (status.code == MLAVERIFY_ERR_INVALID_ARGUMENT) return status;  // a bad setting, not a lack
     reasons += (reasons.empty() ? "" : "; ") + std::string(b->name()) + ": " + status.message;
   }
@@ -74,7 +74,7 @@ Status choose_backend(const Call &call, const Backend **backend) {
   // Where the tensors live is asked first: a backend for elsewhere would only have to put its refusal in words, on every call.
   for (const Backend *b : backend_list()) {
     if (!is_candidate(*b, call) || b->on_host() != (call.device == MLAVERIFY_HOST)) continue;
-    if (const Status status = try_backend(*b, call); !status.ok()) {
+    if (Status status = try_backend(*b, call); !status.ok()) {
       if (status.code == MLAVERIFY_ERR_INVALID_ARGUMENT) return status;
       continue;
     }

@@ -1,4 +1,8 @@
 // The cpu backend: picks the instruction set, sizes the workspace, runs.
+#if defined(MLAVERIFY_X86)
+#include <cpuid.h>
+#endif
+
 #include "api/env.h"
 #include "backends/backend.h"
 #include "cpu/check_values.h"
@@ -19,7 +23,9 @@ struct IsaChoice {
 std::vector<IsaChoice> isa_choices() {
   std::vector<IsaChoice> list;
 #if defined(MLAVERIFY_X86)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // (not every compiler's __builtin_cpu_supports knows f16c)
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
   list.push_back({"avx2", &cpu::isa_avx2(), avx2});
 #else
   list.push_back({"avx2", nullptr, false});
