@@ -61,8 +61,8 @@ TEST(Mask, BoundsAreTheElementTestByBruteForce) {
               any = std::max(any, count(t));
               all = std::min(all, count(t));
             }
-            EXPECT_EQ(visible_to_any(len, real, qlen, last), any);
-            EXPECT_EQ(visible_to_all(len, real, qlen, first), all);
+            EXPECT_EQ(visible_keys(len, real, qlen, last), any);
+            EXPECT_EQ(visible_keys(len, real, qlen, first), all);
           }
         }
         EXPECT_EQ(needed_keys(len, real, qlen), count(qlen - 1));

@@ -15,13 +15,13 @@ Status check_values(const Problem &p) {
   if (p.num_heads == 0) return {};  // no rows: nothing is looked at
   for (int32_t b = 0; b < p.batch; ++b) {
     const int32_t seq_len = p.seq_lens[b];
-    const int32_t real_len = p.real_seq_lens != nullptr ? p.real_seq_lens[b] : seq_len;
+    const int32_t real_len = rules::real_seq_len(p, b);
     if (seq_len < 0)
       return {MLAVERIFY_ERR_INVALID_VALUE, at("seq_lens", b) + ": got " + std::to_string(seq_len) + ", must be >= 0"};
     if (real_len < 0) {
       return {MLAVERIFY_ERR_INVALID_VALUE, at("real_seq_lens", b) + ": got " + std::to_string(real_len) + ", must be >= 0"};
     }
-    const int32_t keys = rules::needed_keys(seq_len, real_len, rules::query_count(p, b));
+    const int32_t keys = rules::needed_keys(p, b);
     const int64_t pages = rules::pages_for(keys, p.page_size);
     if (pages > p.table_width) {
       return {MLAVERIFY_ERR_INVALID_VALUE, "block_table: has " + std::to_string(p.table_width) +

@@ -211,10 +211,7 @@ inline void add_values(const Scratch &s, const rules::CpuThreadLayout &l, int32_
 // ---- The interface of isa.h -------------------------------------------------------------------------------------------
 
 inline int32_t visible_to_row(const Problem &p, const RowTile &tile, int32_t r) {
-  const int32_t seq_len = p.seq_lens[tile.request];
-  const int32_t real_len = p.real_seq_lens != nullptr ? p.real_seq_lens[tile.request] : seq_len;
-  const rules::Row row = rules::unpack_row(tile.first_row + r, p.num_heads);
-  return rules::visible_keys(seq_len, real_len, rules::query_count(p, tile.request), row.token);
+  return rules::visible_keys(p, tile.request, rules::unpack_row(tile.first_row + r, p.num_heads).token);
 }
 
 inline float cache_scale(const Problem &p) { return p.k_scale != nullptr ? *p.k_scale : 1.0f; }

@@ -30,10 +30,8 @@ class Work {
     const auto request = static_cast<int32_t>(number / tiles_per_request_);
     const int64_t first = number % tiles_per_request_ * tile_rows_;
     const auto rows = static_cast<int32_t>(std::min<int64_t>(tile_rows_, rules::request_rows(p_, request) - first));
-    const int32_t seq_len = p_.seq_lens[request];
-    const int32_t real_len = p_.real_seq_lens != nullptr ? p_.real_seq_lens[request] : seq_len;
     const int32_t last_token = rules::unpack_row(first + rows - 1, p_.num_heads).token;
-    return {request, first, rows, rules::visible_to_any(seq_len, real_len, rules::query_count(p_, request), last_token)};
+    return {request, first, rows, rules::visible_keys(p_, request, last_token)};
   }
 
   static int64_t chunks(const RowTile &tile) { return rules::num_chunks(tile.keys, kChunkKeys); }

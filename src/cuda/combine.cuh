@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   largest = warp_max(largest);
 
   // Weights of kCombineThreads parts at a time to shared memory, then each thread its columns over these parts, in order.
-  RowState state = {{largest, 0.0f}, sees_keys(p, request, row.token)};
+  RowState state = {{largest, 0.0f}, rules::visible_keys(p, request, row.token) > 0};
   float4 acc[kCombineColumns] = {};
   for (int32_t first = 0; first < parts.count; first += kCombineThreads) {
     const int32_t count = rules::min(kCombineThreads, parts.count - first);

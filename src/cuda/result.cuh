@@ -17,12 +17,6 @@ struct RowState {
   bool has_keys;
 };
 
-__device__ __forceinline__ bool sees_keys(const Problem &p, int32_t request, int32_t token) {
-  const int32_t seq_len = p.seq_lens[request];
-  const int32_t real_len = p.real_seq_lens != nullptr ? p.real_seq_lens[request] : seq_len;
-  return rules::visible_keys(seq_len, real_len, rules::query_count(p, request), token) > 0;
-}
-
 // A row without keys: -inf. A row whose scores are all -inf: NaN, as by definition.
 __device__ __forceinline__ float lse_of(RowState s) {
   if (!s.has_keys) return kMinusInf;

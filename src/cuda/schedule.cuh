@@ -18,10 +18,8 @@ struct Item {
 // Keys that some row of a row tile sees.
 template <int kRows>
 __device__ __forceinline__ int32_t keys_of_tile(const Problem &p, int32_t request, int32_t row_tile) {
-  const int32_t seq_len = p.seq_lens[request];
-  const int32_t real_len = p.real_seq_lens != nullptr ? p.real_seq_lens[request] : seq_len;
   const int64_t last = rules::min<int64_t>((row_tile + 1) * static_cast<int64_t>(kRows), rules::request_rows(p, request)) - 1;
-  return rules::visible_to_any(seq_len, real_len, rules::query_count(p, request), rules::unpack_row(last, p.num_heads).token);
+  return rules::visible_keys(p, request, rules::unpack_row(last, p.num_heads).token);
 }
 
 // By all lanes of a warp; every lane gets the result.

@@ -39,8 +39,6 @@ class GenericBlock {
     const int tid = threadIdx.x;
     const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
     const auto rows = static_cast<int>(rules::min<int64_t>(C::kRows, rules::request_rows(p_, item.request) - first));
-    const int32_t seq_len = p_.seq_lens[item.request];
-    const int32_t real_len = p_.real_seq_lens != nullptr ? p_.real_seq_lens[item.request] : seq_len;
 
     for (int i = tid; i < rows * p_.qk_dim; i += C::kThreads) {
       const rules::Row row = rules::unpack_row(first + i / p_.qk_dim, p_.num_heads);
@@ -53,9 +51,8 @@ class GenericBlock {
     float acc[C::kRows][C::kColumns] = {};
 
     const int my_row = tid / C::kKeys, my_key = tid % C::kKeys;
-    const int32_t limit = my_row < rows ? rules::visible_keys(seq_len, real_len, rules::query_count(p_, item.request),
-                                                              rules::unpack_row(first + my_row, p_.num_heads).token)
-                                        : 0;
+    const int32_t my_token = rules::unpack_row(first + my_row, p_.num_heads).token;
+    const int32_t limit = my_row < rows ? rules::visible_keys(p_, item.request, my_token) : 0;
     for (int32_t key = item.key_begin; key < item.key_end; key += C::kKeys) {
       const int keys = rules::min(C::kKeys, item.key_end - key);
       __syncthreads();  // the last tile's values are read
@@ -146,7 +143,7 @@ class GenericBlock {
       if (r >= rows) break;
       const rules::Row row = rules::unpack_row(first + r, p_.num_heads);
       // (Not to be fused with the addition in lse_of(): a part would be rounded in between, a whole result not.)
-      const RowState state = {{__fmul_rn(max_[r], log2e), sum_[r]}, sees_keys(p_, item.request, row.token)};
+      const RowState state = {{__fmul_rn(max_[r], log2e), sum_[r]}, rules::visible_keys(p_, item.request, row.token) > 0};
       const float scale = row_scale(state, k_scale_);
       const int64_t at = rules::out_offset(p_, item.request, row);
 #pragma unroll

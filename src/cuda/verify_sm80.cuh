@@ -184,17 +184,13 @@ class Sm80Block {
   // ---- One tile ----
 
   __device__ __forceinline__ void set_limits(const Item &item) {
-    const int32_t seq_len = p_.seq_lens[item.request];
-    const int32_t real_len = p_.real_seq_lens != nullptr ? p_.real_seq_lens[item.request] : seq_len;
-    const int32_t qlen = rules::query_count(p_, item.request);
     const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
-    seen_by_all_ = rules::visible_to_all(seq_len, real_len, qlen, rules::unpack_row(first, p_.num_heads).token);
+    seen_by_all_ = rules::visible_keys(p_, item.request, rules::unpack_row(first, p_.num_heads).token);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int64_t row = first + row_warp_ * 16 + mma_row(lane_, 2 * i);
-      limit_[i] = row < rules::request_rows(p_, item.request)
-                      ? rules::visible_keys(seq_len, real_len, qlen, rules::unpack_row(row, p_.num_heads).token)
-                      : 0;
+      const bool inside = row < rules::request_rows(p_, item.request);
+      limit_[i] = inside ? rules::visible_keys(p_, item.request, rules::unpack_row(row, p_.num_heads).token) : 0;
     }
   }
 
@@ -419,7 +415,7 @@ class Sm80Block {
   }
 
   __device__ __forceinline__ RowState row_state(const Item &item, rules::Row row, float max, float sum) const {
-    return {{max, sum}, sees_keys(p_, item.request, row.token)};
+    return {{max, sum}, rules::visible_keys(p_, item.request, row.token) > 0};
   }
 
   static constexpr float kSlack = 8.0f;  // log2 units: weights up to 256 fit f16 and lose nothing in bf16

@@ -15,9 +15,6 @@ Oracle::Oracle(const Problem &problem) : problem_(problem) {}
 
 double Oracle::row(int32_t request, int32_t token, int32_t head, double *out) {
   const Problem &p = problem_;
-  const int32_t seq_len = p.seq_lens[request];
-  const int32_t real_len = p.real_seq_lens != nullptr ? p.real_seq_lens[request] : seq_len;
-  const int32_t qlen = rules::query_count(p, request);
   const double k_scale = p.k_scale != nullptr ? static_cast<double>(*p.k_scale) : 1.0;
   const double scale = static_cast<double>(p.sm_scale);
   constexpr double inf = std::numeric_limits<double>::infinity();
@@ -33,9 +30,9 @@ double Oracle::row(int32_t request, int32_t token, int32_t head, double *out) {
   double largest = -inf;
   bool nan = false;
   // Keys beyond what the block table can hold are seen by no valid call: a huge seq_len need not be walked through.
-  const int64_t last = std::min<int64_t>(seq_len, rules::table_keys(p));
+  const int64_t last = std::min<int64_t>(p.seq_lens[request], rules::table_keys(p));
   for (int64_t key = 0; key < last; ++key) {
-    if (!rules::sees(seq_len, real_len, qlen, token, key)) continue;
+    if (!rules::sees(p, request, token, key)) continue;
     const int64_t at = rules::key_offset(p, request, key);
     double dot = 0;
     for (int32_t d = 0; d < p.qk_dim; ++d) {

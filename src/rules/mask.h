@@ -3,6 +3,8 @@
 #pragma once
 
 #include "rules/hd.h"
+#include "rules/pack.h"
+#include "rules/problem.h"
 
 namespace mlaverify::rules {
 
@@ -17,16 +19,8 @@ MLAVERIFY_HD bool sees(int32_t seq_len, int32_t real_seq_len, int32_t qlen, int3
   return key >= 0 && key < real_seq_len && key <= static_cast<int64_t>(seq_len) - qlen + token;
 }
 
-// Number of keys that some row of tokens [first, last] sees: more than that is never looked at. The last token sees the most.
-MLAVERIFY_HD int32_t visible_to_any(int32_t seq_len, int32_t real_seq_len, int32_t qlen, int32_t last_token) {
-  return visible_keys(seq_len, real_seq_len, qlen, last_token);
-}
-
-// Number of keys that every row of tokens [first, last] sees: key tiles below that need no mask. The first token sees the
-// least.
-MLAVERIFY_HD int32_t visible_to_all(int32_t seq_len, int32_t real_seq_len, int32_t qlen, int32_t first_token) {
-  return visible_keys(seq_len, real_seq_len, qlen, first_token);
-}
+// Visible keys grow with the token: what some row of a tile sees is what its last token sees, and below what its first token
+// sees no row needs a mask.
 
 // Number of keys that a request needs in the cache: those that its last token sees.
 MLAVERIFY_HD int32_t needed_keys(int32_t seq_len, int32_t real_seq_len, int32_t qlen) {
@@ -42,5 +36,23 @@ static_assert(visible_keys(40, 38, 4, 3) == 38 && visible_keys(40, 200, 4, 3) ==
 static_assert(visible_keys(-2147483647 - 1, 5, 2147483647, 0) == 0 && visible_keys(5, -3, 1, 0) == 0,
               "no overflow, no negative count");
 static_assert(sees(10, 10, 4, 0, 6) && !sees(10, 10, 4, 0, 7) && !sees(40, 38, 4, 3, 38));
+
+// The same of a request of a call.
+
+MLAVERIFY_HD int32_t real_seq_len(const Problem &p, int32_t request) {
+  return p.real_seq_lens != nullptr ? p.real_seq_lens[request] : p.seq_lens[request];
+}
+
+MLAVERIFY_HD int32_t visible_keys(const Problem &p, int32_t request, int32_t token) {
+  return visible_keys(p.seq_lens[request], real_seq_len(p, request), query_count(p, request), token);
+}
+
+MLAVERIFY_HD bool sees(const Problem &p, int32_t request, int32_t token, int64_t key) {
+  return sees(p.seq_lens[request], real_seq_len(p, request), query_count(p, request), token, key);
+}
+
+MLAVERIFY_HD int32_t needed_keys(const Problem &p, int32_t request) {
+  return needed_keys(p.seq_lens[request], real_seq_len(p, request), query_count(p, request));
+}
 
 }  // namespace mlaverify::rules

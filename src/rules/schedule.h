@@ -22,9 +22,7 @@ MLAVERIFY_HD int64_t share_begin(int64_t total, int32_t shares, int32_t share) {
 
 // Length of the line of one request, per row tile.
 MLAVERIFY_HD int32_t key_tiles(const Problem &p, int32_t request, int32_t tile_keys) {
-  const int32_t seq_len = p.seq_lens[request];
-  const int32_t real_len = p.real_seq_lens != nullptr ? p.real_seq_lens[request] : seq_len;
-  return ceil_div(needed_keys(seq_len, real_len, query_count(p, request)), tile_keys);
+  return ceil_div(needed_keys(p, request), tile_keys);
 }
 
 // A place in the line.
