@@ -1,6 +1,7 @@
 #include "backend_option.h"
 
 #include "api/env.h"
+#include "backends/backend.h"
 #include "error.h"
 #include "io/device_memory.h"
 
@@ -45,7 +46,18 @@ void demand_ok(mlaverify_status status, const std::string &context) {
   throw Failure(bad_input ? kBadInput : kCannotRun, message);
 }
 
+void demand_sound_environment() {
+  bool known = env_backend().empty();
+  for (const Backend *b : backend_list()) {
+    known = known || env_backend() == b->name();
+    const Status &status = b->availability().status;
+    if (status.code == MLAVERIFY_ERR_INVALID_ARGUMENT) throw Failure(kBadInput, status.message);
+  }
+  if (!known) throw Failure(kBadInput, "MLAVERIFY_BACKEND: no backend has the name '" + env_backend() + "'");
+}
+
 mlaverify_backend_info chosen_backend(mlaverify_backend asked) {
+  demand_sound_environment();
   const std::string &forced = env_backend();
   for (const mlaverify_backend_info &info : backends()) {
     const bool automatic = forced.empty() ? info.available != 0 : forced == info.name;
@@ -53,10 +65,11 @@ mlaverify_backend_info chosen_backend(mlaverify_backend asked) {
     demand_available(info.backend);
     return info;
   }
-  throw Failure(kBadInput, "MLAVERIFY_BACKEND: no backend has the name '" + forced + "'");
+  throw Failure(kCannotRun, "no backend can run here");
 }
 
 void demand_available(mlaverify_backend backend) {
+  demand_sound_environment();
   for (const mlaverify_backend_info &info : backends()) {
     if (info.backend == backend && info.available == 0) {
       throw Failure(kCannotRun, std::string("backend ") + info.name + " cannot run here: " + info.detail);

@@ -23,6 +23,9 @@ void demand_ok(mlaverify_status status, const std::string &context);
 // first that can run here. Throws Failure with the reason if it cannot run here (exit code 3) or the variable is wrong (2).
 mlaverify_backend_info chosen_backend(mlaverify_backend asked);
 
+// Throws Failure (exit code 2) for a value of MLAVERIFY_BACKEND or MLAVERIFY_CPU_ISA that means nothing.
+void demand_sound_environment();
+
 // Throws Failure (exit code 3) with the reason if `backend` cannot run on this machine.
 void demand_available(mlaverify_backend backend);
 

@@ -1,6 +1,10 @@
 // mlaverify: the command line program. One file per verb; this one parses, dispatches and turns failures into exit codes.
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <iostream>
+#include <string>
 
 #include "error.h"
 #include "io/device_memory.h"
@@ -8,6 +12,13 @@
 #include "verb.h"
 
 namespace cli = mlaverify::cli;
+
+// A full disk or a closed pipe must not look like success.
+static void demand_output_written() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    throw cli::Failure(cli::kBadInput, std::string("standard output: cannot write: ") + std::strerror(errno));
+  }
+}
 
 int main(int argc, char **argv) {
   CLI::App app("Causal MLA verify attention over a paged latent KV cache", "mlaverify");
@@ -22,9 +33,13 @@ int main(int argc, char **argv) {
   cli::add_replay(app, exit_code);
   try {
     app.parse(argc, argv);
+    demand_output_written();
     return exit_code;
   } catch (const CLI::ParseError &e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    if (e.get_exit_code() == 0) {  // --help, --version
+      app.exit(e);
+      return std::fflush(stdout) == 0 && std::cout.flush() ? cli::kOk : cli::kBadInput;
+    }
     std::fprintf(stderr, "mlaverify: %s (see mlaverify --help)\n", e.what());
     return cli::kBadInput;
   } catch (const cli::Failure &e) {

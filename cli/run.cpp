@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -39,10 +40,14 @@ void demand_same_bits(const RunOptions &options, int32_t run, const char *name, 
 }
 
 void run(const RunOptions &options, bool override_splits) {
-  const mlaverify_backend backend = chosen_backend(options.backend).backend;
+  const mlaverify_backend_info backend = chosen_backend(options.backend);
+  std::error_code not_there;
+  if (std::filesystem::equivalent(options.in, options.out, not_there)) {
+    throw Failure(kBadInput, options.out + ": is the step file itself, must be another file");
+  }
   io::Step step = io::read_step(options.in);
   if (override_splits) step.num_kv_splits = options.num_kv_splits;
-  StepCall call(step, options.in, backend, options.threads);
+  StepCall call(step, options.in, backend.backend, options.threads);
   std::vector<char> first_out, first_lse;
   std::vector<double> seconds;
   Progress progress;
@@ -64,7 +69,8 @@ void run(const RunOptions &options, bool override_splits) {
                         {{"o", step.q.dtype(), {call.rows(), call.heads(), step.v_head_dim}, first_out.data()},
                          {"lse", DType::f32, {call.rows(), call.heads()}, first_lse.data()}},
                         {});
-  fmt::print("{}: {} rows x {} heads, {:.3f} ms{}\n", options.out, call.rows(), call.heads(), median(seconds) * 1e3,
+  fmt::print("{}: {} rows x {} heads on {}, {:.3f} ms{}\n", options.out, call.rows(), call.heads(), backend.name,
+             median(seconds) * 1e3,
              options.repeat > 1 ? fmt::format(" (median of {} runs, all bits equal)", options.repeat) : "");
 }
 

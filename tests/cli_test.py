@@ -1,6 +1,7 @@
 """The command line program: right results, and bad input refused with one clear line. Usage: cli_test.py PATH_TO_MLAVERIFY"""
 import json
 import os
+import pathlib
 import resource
 import shutil
 import struct
@@ -143,6 +144,26 @@ class RunTest(CliTest):
         path = self.save(*small_step())
         for out in (self.dir, self.path("none/out.safetensors")):
             self.assert_refused(mlaverify("run", path, "--out", out), out, "cannot write")
+
+    def test_output_over_the_input(self):
+        path = self.save(*small_step())
+        before = pathlib.Path(path).read_bytes()
+        self.assert_refused(mlaverify("run", path, "--out", path), path, "another file")
+        self.assertEqual(pathlib.Path(path).read_bytes(), before)
+
+    def test_meaningless_environment(self):
+        path = self.save(*small_step())
+        for name in ("MLAVERIFY_CPU_ISA", "MLAVERIFY_BACKEND"):
+            for verb in (("run", path, "--out", self.path("out.safetensors")), ("check", path), ("bench", "--grid", "smoke")):
+                with self.subTest(name=name, verb=verb[0]):
+                    self.assert_refused(mlaverify(*verb, env={name: "AVX3"}), name, "AVX3")
+
+    def test_standard_output_that_cannot_be_written(self):
+        path = self.save(*small_step())
+        for verb in (("info",), ("check", "--json", path), ("--version",)):
+            with self.subTest(verb=verb[0]), open("/dev/full", "w") as full:
+                result = subprocess.run([PROGRAM, *verb], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+                self.assertEqual(result.returncode, 2)
 
     def test_usage(self):
         path = self.save(*small_step())

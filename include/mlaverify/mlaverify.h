@@ -123,7 +123,8 @@ typedef struct mlaverify_verify_args {
   int32_t num_threads; /* CPU backends: threads at most, <= MLAVERIFY_MAX_THREADS; 0 = the OpenMP default */
 } mlaverify_verify_args;
 
-/* Computes out and lse. Everything that the host can see is checked before any work starts; on failure nothing is written.
+/* Computes out and lse, which must overlap neither each other nor any other argument (that is not checked). Everything else
+ * that the host can see is checked before any work starts; on failure nothing is written.
  * Batch 0, 0 heads and 0 rows are legal and do nothing. Thread-safe: concurrent calls need separate workspaces and outputs.
  *
  * INVALID_ARGUMENT, WORKSPACE, UNSUPPORTED as above; INVALID_VALUE (CPU backends): a negative length, a page id outside the

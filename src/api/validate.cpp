@@ -140,7 +140,7 @@ std::string check_tensor(const TensorRule &rule, const Tensor &t) {
   }
   if (reach(t) < 0) return "got strides " + dims(t.strides, t.ndim) + ", which reach beyond 64-bit addresses";
   const int32_t last = t.ndim - 1;
-  if (rule.last_contiguous && t.ndim > 0 && t.shape[last] > 1 && t.strides[last] != 1) {
+  if (rule.last_contiguous && n > 0 && t.ndim > 0 && t.shape[last] > 1 && t.strides[last] != 1) {
     return "got strides " + dims(t.strides, t.ndim) + ", the last dimension must be contiguous (stride 1)";
   }
   if (rule.output && n > 0 && !elements_apart(t)) {

@@ -1,6 +1,7 @@
 #include "oracle/tolerance.h"
 
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "rules/number.h"
@@ -10,6 +11,12 @@ namespace {
 
 // NaN, +infinity, -infinity or finite.
 int kind(double x) { return std::isnan(x) ? 1 : std::isinf(x) ? (x > 0 ? 2 : 3) : 0; }
+
+std::string number(double x) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2e", x);
+  return text;
+}
 
 RowError differ(std::string why) {
   constexpr double inf = std::numeric_limits<double>::infinity();
@@ -46,10 +53,8 @@ RowError compare_row(DType q_dtype, int32_t v_dim, const void *out, float lse, c
   RowError e;
   e.out = std::sqrt(error) / (std::sqrt(norm) + 1e-7 / tolerance.out);
   e.lse = kind(want_lse) == 0 ? std::abs(got_lse - want_lse) / std::fmax(1.0, std::abs(want_lse)) : 0.0;
-  if (!(e.out <= tolerance.out))
-    e.why = "out is off by " + std::to_string(e.out) + " of its norm, at most " + std::to_string(tolerance.out);
-  if (!(e.lse <= tolerance.lse))
-    e.why = "lse is off by " + std::to_string(e.lse) + ", at most " + std::to_string(tolerance.lse);
+  if (!(e.out <= tolerance.out)) e.why = "out is off by " + number(e.out) + " of its norm, at most " + number(tolerance.out);
+  if (!(e.lse <= tolerance.lse)) e.why = "lse is off by " + number(e.lse) + ", at most " + number(tolerance.lse);
   e.ok = e.why.empty();
   return e;
 }
