@@ -151,7 +151,9 @@ class CudaBackend final : public Backend {
     if (call.device == MLAVERIFY_HOST) return "tensors are in host memory";
     const auto index = static_cast<std::size_t>(call.device);
     if (index >= devices().list.size()) return "there is no CUDA device " + std::to_string(call.device);
-    if ((call.problem.flags & MLAVERIFY_FLAG_CHECKED) != 0) return "MLAVERIFY_FLAG_CHECKED is not supported yet";
+    const Problem &p = call.problem;  // (rows that fit no memory: tile counts would not fit 32 bits)
+    if (static_cast<double>(p.batch) * p.qlen * p.num_heads > 0x1p33) return "more than 2^33 rows times heads";
+    if ((p.flags & MLAVERIFY_FLAG_CHECKED) != 0) return "MLAVERIFY_FLAG_CHECKED is not supported yet";
     return refusal(devices().list[index]);
   }
 

@@ -65,7 +65,10 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.min_tiles = std::max(1, config.min_split_len / kernel.keys);
   l.split_align = config.split_align;
   l.min_split_len = config.min_split_len;
-  l.splits = p.num_kv_splits;
+  // More splits than the shortest ones that the block table can hold are empty for every length, and cut nothing differently.
+  const auto useful =
+      rules::num_chunks(rules::table_keys(p), static_cast<int32_t>(rules::split_len(0, 1, l.min_split_len, l.split_align)));
+  l.splits = static_cast<int32_t>(std::min<int64_t>(p.num_kv_splits, std::max<int64_t>(1, useful)));
   if ((p.flags & MLAVERIFY_FLAG_BATCH_INVARIANT) != 0) {
     l.split_len = rules::kInvariantKeys;
     l.splits = static_cast<int32_t>(std::max<int64_t>(1, rules::num_chunks(rules::table_keys(p), l.split_len)));
@@ -75,7 +78,10 @@ Plan make_plan(const Target &target, const Problem &p) {
   plan.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
   if (plan.row_tiles_of_all > 0) {
     const int64_t slots = rules::gpu_part_slots(plan.row_tiles_of_all, l.blocks, l.splits);
-    plan.workspace_bytes = static_cast<std::size_t>(rules::gpu_starts_bytes(l.blocks) + slots * plan.part.size * 4);
+    int64_t bytes = 0;  // shapes of a size query need not fit any memory
+    const bool fits = !__builtin_mul_overflow(slots, plan.part.size * 4, &bytes) &&
+                      !__builtin_add_overflow(bytes, rules::gpu_starts_bytes(l.blocks), &bytes);
+    plan.workspace_bytes = fits ? static_cast<std::size_t>(bytes) : SIZE_MAX;
   }
   return plan;
 }
