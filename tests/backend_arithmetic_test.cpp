@@ -203,6 +203,70 @@ TEST(Arithmetic, SharpSoftmax) {
   }
 }
 
+// A score of 1000 known to 24 bits moves its weight by more than the tolerance of f32: as if f32 arithmetic had no such limit.
+TEST(Arithmetic, LargeScoresOfF32Queries) {
+  for (const DType kv : {DType::f32, DType::bf16, DType::f8_e5m2}) {
+    for (const float sigma : {60.0f, 400.0f, 3e4f}) {
+      for (const int32_t splits : {0, 3}) {
+        TestCase c;
+        c.lens = {320, 1100, 7};
+        c.lk = 288;
+        c.lv = 256;
+        c.heads = 5;
+        c.q_dtype = DType::f32;
+        c.kv_dtype = kv;
+        c.q_sigma = sigma;
+        c.num_kv_splits = splits;
+        EXPECT_EQ(check(c), "");
+      }
+    }
+  }
+}
+
+// The terms of the products are larger than the scores by five orders of magnitude and cancel.
+TEST(Arithmetic, CancellingScoresOfF32Queries) {
+  TestCase c;
+  c.lens = {150, 5};
+  c.lk = 64;
+  c.q_dtype = c.kv_dtype = DType::f32;
+  TestCall call(c);
+  for (int32_t b = 0; b < c.batch(); ++b) {
+    for (int32_t k = 0; k < c.lens[static_cast<std::size_t>(b)]; ++k) {
+      for (const int32_t d : {40, 61}) call.set_key(b, k, d, 700.0f);
+    }
+    for (int32_t t = 0; t < c.qlen; ++t) {
+      for (int32_t h = 0; h < c.heads; ++h) {
+        call.set_query(b, t, h, 40, 1000.0f);
+        call.set_query(b, t, h, 61, -1000.0f);
+      }
+    }
+  }
+  EXPECT_EQ(call.run_and_compare(), "");
+}
+
+// Products beyond the range of f32, up or down, with a scale that brings the scores back.
+TEST(Arithmetic, ProductsBeyondF32OfF32Queries) {
+  struct Magnitudes {
+    float q, kv, scale;
+  };
+  for (const Magnitudes m : {Magnitudes{1e20f, 1e20f, 1e-38f},
+                             {1e-25f, 1e-20f, 1e38f},
+                             {1e-20f, 1e-20f, 3e38f},
+                             {1e30f, 1e-30f, 0.3f},
+                             {1e38f, 1e-5f, 1e-33f},
+                             {1e-30f, 1e30f, 0.3f},
+                             {1e38f, 3.0f, 0.0f}}) {
+    SCOPED_TRACE(m.q);
+    TestCase c;
+    c.lens = {150, 5};
+    c.q_dtype = c.kv_dtype = DType::f32;
+    c.q_sigma = m.q;
+    c.kv_sigma = m.kv;
+    c.sm_scale = m.scale;
+    EXPECT_EQ(check(c), "");
+  }
+}
+
 // Values whose average is beyond the largest f16.
 TEST(Arithmetic, F16OutputsOverflowToInfinity) {
   TestCase c;

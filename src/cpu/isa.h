@@ -25,9 +25,10 @@ struct Node {
 
 // Converted tiles of one thread, laid out by rules::CpuThreadLayout.
 struct Scratch {
-  float *q;       // [rows, q_ld]
-  float *kv;      // [block_n, kv_ld]
-  float *scores;  // [rows, scores_ld]
+  float *q;        // [rows, q_ld]
+  float *q_norms;  // [rows]; f32 queries only
+  float *kv;       // [block_n, kv_ld]
+  float *scores;   // [rows, scores_ld]
 };
 
 struct Isa {

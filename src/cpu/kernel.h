@@ -5,6 +5,7 @@
 //   for each tile of up to 64 keys that some row sees
 //     convert its cached rows to f32 once                  kv     [keys, Lk]   (L2)
 //     scores = q kv^T, 2 rows x 6 keys in registers        scores [rows, keys] (L1)
+//     f32 queries: scores too large for f32 again in f64
 //     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
 //     acc += weights kv[:, :Lv], 6 rows x 2 vectors in registers
 // Only keys that a row sees enter its softmax and its sum, so what it does not see may hold anything. Every sum runs in an
@@ -156,16 +157,53 @@ inline void scores_of(const Scratch &s, const rules::CpuThreadLayout &l, int32_t
   }
 }
 
-// Online softmax of one row over its n > 0 visible keys of the tile.
-inline void softmax_row(float *scores, int32_t n, float scale, float *max_out, float *sum_out, float *acc, int32_t v_dim) {
-  const Vec vscale = Vec::broadcast(scale);
-  Vec largest_seen = Vec::broadcast(kMinusInf);
+// Multiplies the n scores of one row with `scale`, and fills their last vector with -inf.
+inline void scale_scores(float *scores, int32_t n, float scale) {
   for (int32_t i = 0; i < n; i += Vec::width) {
-    Vec x = Vec::load(scores + i) * vscale;
+    Vec x = Vec::load(scores + i) * Vec::broadcast(scale);
     if (n - i < Vec::width) x = fill_from(x, n - i, kMinusInf);
     x.store(scores + i);
-    largest_seen = max(x, largest_seen);
   }
+}
+
+// A bound of the scaled score up to which f32 queries may rely on f32 sums: such a score is off by some 3e-8 of |q| |k| scale,
+// and the weight of its key by as much as the score; a row may be off by 2e-5 (docs/tolerance.md).
+constexpr float kTrustedScore = 128.0f;
+
+// The Euclidean norm of a row; infinity where f32 cannot tell it (zero included), so that no bound made of it is trusted.
+inline float norm(const float *row, int32_t width) {
+  Vec squares = Vec::zero();
+  for (int32_t d = 0; d < width; d += Vec::width) {
+    const Vec x = Vec::load(row + d);
+    squares = fma(x, x, squares);
+  }
+  const float s = sum(squares);
+  return s > 0x1p-80f && s < 0x1p80f ? std::sqrt(s) : std::numeric_limits<float>::infinity();
+}
+
+// For one row of f32 queries, after scale_scores(): recomputes in f64 the scores whose bound is not trusted, as scores[i] + low[i].
+// False if there are none; `low` is then not written. It has room for kTileKeys.
+inline bool refine_scores(const float *q, float q_norm, const float *kv, int32_t kv_ld, const float *kv_norms, int32_t width,
+                          int32_t n, double scale, float *scores, float *low) {
+  const float factor = q_norm * std::abs(static_cast<float>(scale));
+  const auto trusted = [=](float kv_norm) { return factor * kv_norm <= kTrustedScore; };  // (NaN: no)
+  float largest_norm = 0;
+  for (int32_t i = 0; i < n; ++i) largest_norm = rules::max(largest_norm, kv_norms[i]);
+  if (trusted(largest_norm)) return false;
+  for (int32_t i = 0; i < kTileKeys; ++i) low[i] = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    if (trusted(kv_norms[i])) continue;
+    const double score = dot_f64(q, kv + i * kv_ld, width) * scale;
+    scores[i] = static_cast<float>(score);
+    if (std::isfinite(scores[i])) low[i] = static_cast<float>(score - static_cast<double>(scores[i]));
+  }
+  return true;
+}
+
+// Online softmax of one row over the n > 0 scores of its visible keys; `low`: a second part of each score, or null.
+inline void softmax_row(float *scores, const float *low, int32_t n, float *max_out, float *sum_out, float *acc, int32_t v_dim) {
+  Vec largest_seen = Vec::broadcast(kMinusInf);
+  for (int32_t i = 0; i < n; i += Vec::width) largest_seen = max(Vec::load(scores + i), largest_seen);
   const float before = *max_out;
   const float now = rules::max(before, largest(largest_seen));
   const float reference = now == kMinusInf ? 0.0f : now;  // all scores -inf: weights 0, not NaN
@@ -176,7 +214,9 @@ inline void softmax_row(float *scores, int32_t n, float scale, float *max_out, f
   }
   Vec total = Vec::zero();
   for (int32_t i = 0; i < n; i += Vec::width) {
-    const Vec w = exp(Vec::load(scores + i) - Vec::broadcast(reference));
+    Vec x = Vec::load(scores + i) - Vec::broadcast(reference);
+    if (low != nullptr) x = x + Vec::load(low + i);
+    const Vec w = exp(x);
     w.store(scores + i);
     total = total + w;
   }
@@ -220,12 +260,14 @@ void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTi
   for (int32_t r = 0; r < tile.rows; ++r) {
     const int64_t at = rules::q_offset(p, tile.request, rules::unpack_row(tile.first_row + r, p.num_heads));
     load_row(p.q_dtype, p.q, at, p.qk_dim, s.q + r * l.q_ld);
+    if (p.q_dtype == DType::f32) s.q_norms[r] = norm(s.q + r * l.q_ld, p.qk_dim);
   }
 }
 
 void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, rules::KeyRange keys, const Scratch &s,
            const Node &node) {
-  const float scale = p.sm_scale * cache_scale(p);
+  const double scale = static_cast<double>(p.sm_scale) * static_cast<double>(cache_scale(p));
+  const bool refined = p.q_dtype == DType::f32;
   int32_t seen[kTileRows];
   for (int32_t r = 0; r < tile.rows; ++r) {
     seen[r] = visible_to_row(p, tile, r);
@@ -236,12 +278,19 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
   for (int64_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
     const rules::KeyRange part = {begin, rules::min<int64_t>(begin + kTileKeys, keys.end)};
     load_keys(p, tile.request, part, s.kv, l.kv_ld);
-    scores_of(s, l, tile.rows, static_cast<int32_t>(part.end - part.begin), p.qk_dim);
+    const auto count = static_cast<int32_t>(part.end - part.begin);
+    scores_of(s, l, tile.rows, count, p.qk_dim);
+    float kv_norms[kTileKeys], low[kTileKeys];
+    for (int32_t k = 0; refined && k < count; ++k) kv_norms[k] = norm(s.kv + k * l.kv_ld, p.qk_dim);
     int32_t visible[kTileRows];
     for (int32_t r = 0; r < tile.rows; ++r) {
-      visible[r] = static_cast<int32_t>(rules::clamp<int64_t>(seen[r] - part.begin, 0, part.end - part.begin));
+      visible[r] = static_cast<int32_t>(rules::clamp<int64_t>(seen[r] - part.begin, 0, count));
       if (visible[r] == 0) continue;
-      softmax_row(s.scores + r * l.scores_ld, visible[r], scale, node.max + r, node.sum + r, node.acc + r * l.node.acc_ld,
+      float *const scores = s.scores + r * l.scores_ld;
+      scale_scores(scores, visible[r], static_cast<float>(scale));
+      const bool two_parts = refined && refine_scores(s.q + r * l.q_ld, s.q_norms[r], s.kv, l.kv_ld, kv_norms, p.qk_dim,
+                                                      visible[r], scale, scores, low);
+      softmax_row(scores, two_parts ? low : nullptr, visible[r], node.max + r, node.sum + r, node.acc + r * l.node.acc_ld,
                   p.v_dim);
     }
     add_values(s, l, tile.rows, visible, p.v_dim, node.acc);

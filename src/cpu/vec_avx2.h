@@ -81,6 +81,18 @@ inline __m128 four_sums(__m256 a, __m256 b, __m256 c, __m256 d) {
   return _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
 }
 inline float sum(Vec a) { return _mm_cvtss_f32(four_sums(a.v, a.v, a.v, a.v)); }
+// a . b in f64, of n floats (a multiple of 8).
+inline double dot_f64(const float *a, const float *b, int32_t n) {
+  __m256d c[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+  for (int32_t i = 0; i < n; i += 8) {
+    for (int j = 0; j < 2; ++j) {
+      c[j] = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm_loadu_ps(a + i + 4 * j)), _mm256_cvtps_pd(_mm_loadu_ps(b + i + 4 * j)), c[j]);
+    }
+  }
+  const __m256d s = _mm256_add_pd(c[0], c[1]);
+  const __m128d t = _mm_add_pd(_mm256_castpd256_pd128(s), _mm256_extractf128_pd(s, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(t, _mm_unpackhi_pd(t, t)));
+}
 inline float largest(Vec a) {
   __m128 m = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   m = _mm_max_ps(m, _mm_movehl_ps(m, m));

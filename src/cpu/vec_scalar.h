@@ -102,6 +102,14 @@ inline Vec fill_from(Vec a, int count, float x) {
   return a;
 }
 inline float sum(Vec a) { return ((a.v[0] + a.v[1]) + (a.v[2] + a.v[3])) + ((a.v[4] + a.v[5]) + (a.v[6] + a.v[7])); }
+// a . b in f64, of n floats (a multiple of 8).
+inline double dot_f64(const float *a, const float *b, int32_t n) {
+  double c[8] = {};
+  for (int32_t i = 0; i < n; i += 8) {
+    for (int j = 0; j < 8; ++j) c[j] += static_cast<double>(a[i + j]) * static_cast<double>(b[i + j]);
+  }
+  return ((c[0] + c[1]) + (c[2] + c[3])) + ((c[4] + c[5]) + (c[6] + c[7]));
+}
 inline float largest(Vec a) {
   float m = a.v[0];
   for (int i = 1; i < Vec::width; ++i) m = a.v[i] > m ? a.v[i] : m;

@@ -1,5 +1,6 @@
-// The plain kernel: f32 arithmetic without tensor cores, for everything that the tensor-core kernels do not take: f32 queries
-// or caches, mixed types, widths that are not compiled in, addresses that are not 16-byte aligned. Sizes are run-time values.
+// The plain kernel: f32 arithmetic without tensor cores (the scores of f32 queries in f64), for everything that the tensor-core
+// kernels do not take: f32 queries or caches, mixed types, widths that are not compiled in, addresses that are not 16-byte
+// aligned. Sizes are run-time values.
 //
 // A block takes kRows rows of a request over a range of keys, kKeys keys at a time: keys to shared memory as f32; one thread a
 // (row, key) pair for the scores; one warp a row group for the softmax; for the values each thread keeps its columns of all
@@ -58,12 +59,8 @@ class GenericBlock {
       __syncthreads();  // the last tile's values are read
       load_keys(item.request, key, keys);
       __syncthreads();
-      float s = kMinusInf;
-      if (key + my_key < limit && my_key < keys) {
-        float dot = 0.0f;
-        for (int d = 0; d < p_.qk_dim; ++d) dot += q_[my_row * p_.qk_dim + d] * k_[my_key * (p_.qk_dim + 1) + d];
-        s = dot * (p_.sm_scale * k_scale_);
-      }
+      Score s = {kMinusInf, 0.0f};
+      if (key + my_key < limit && my_key < keys) s = score(my_row, my_key);
       softmax(my_row, my_key, s);
       __syncthreads();
       for (int r = 0; r < C::kRows; ++r) {
@@ -98,20 +95,40 @@ class GenericBlock {
     }
   }
 
+  // A score in log2 units is high + low: a large score known to the 24 bits of a float would move its weight by more than f32
+  // results allow (docs/tolerance.md).
+  struct Score {
+    float high, low;
+  };
+
+  __device__ __forceinline__ Score score(int row, int key) const {
+    const float *const q = q_ + row * p_.qk_dim, *const k = k_ + key * (p_.qk_dim + 1);
+    const double scale = static_cast<double>(p_.sm_scale) * static_cast<double>(k_scale_) * 1.4426950408889634;
+    const double s = scale * (p_.q_dtype == DType::f32 ? dot<double>(q, k) : static_cast<double>(dot<float>(q, k)));
+    const auto high = static_cast<float>(s);
+    return {high, isfinite(high) ? static_cast<float>(s - static_cast<double>(high)) : 0.0f};
+  }
+
+  template <class Sum>
+  __device__ __forceinline__ Sum dot(const float *q, const float *k) const {
+    Sum sum = 0;
+    for (int d = 0; d < p_.qk_dim; ++d) sum += static_cast<Sum>(q[d]) * static_cast<Sum>(k[d]);
+    return sum;
+  }
+
   // Turns the scores of a tile into weights. The kKeys lanes of a row lie in one warp.
-  __device__ __forceinline__ void softmax(int row, int key, float s) {
-    const float log2e = 1.4426950408889634f;
-    float largest = s, before = max_[row];
+  __device__ __forceinline__ void softmax(int row, int key, Score s) {
+    float largest = s.high, before = max_[row];
     for (int offset = C::kKeys / 2; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
     const float now = fmaxf(before, largest);
     const float reference = now == kMinusInf ? 0.0f : now;
-    const float w = exp2f((s - reference) * log2e);
+    const float w = exp2f((s.high - reference) + s.low);
     float total = w;
     for (int offset = C::kKeys / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
     scores_[row * C::kKeys + key] = w;
     __syncwarp();
     if (key == 0) {
-      const float alpha = exp2f((before - reference) * log2e);
+      const float alpha = exp2f(before - reference);
       alpha_[row] = alpha;
       max_[row] = now;
       sum_[row] = sum_[row] * alpha + total;
@@ -120,12 +137,11 @@ class GenericBlock {
 
   __device__ __forceinline__ void finish(const Item &item, int rows, const float (&acc)[C::kRows][C::kColumns]) {
     const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
-    const float log2e = 1.4426950408889634f;
     if (item.part >= 0) {
       const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, p_.v_dim);
       float *to = l_.parts + item.part * part.size;
       if (threadIdx.x < C::kRows) {
-        to[part.max + threadIdx.x] = __fmul_rn(max_[threadIdx.x], log2e);
+        to[part.max + threadIdx.x] = max_[threadIdx.x];
         to[part.sum + threadIdx.x] = sum_[threadIdx.x];
       }
 #pragma unroll
@@ -142,8 +158,7 @@ class GenericBlock {
     for (int r = 0; r < C::kRows; ++r) {
       if (r >= rows) break;
       const rules::Row row = rules::unpack_row(first + r, p_.num_heads);
-      // (Not to be fused with the addition in lse_of(): a part would be rounded in between, a whole result not.)
-      const RowState state = {{__fmul_rn(max_[r], log2e), sum_[r]}, rules::visible_keys(p_, item.request, row.token) > 0};
+      const RowState state = {{max_[r], sum_[r]}, rules::visible_keys(p_, item.request, row.token) > 0};
       const float scale = row_scale(state, k_scale_);
       const int64_t at = rules::out_offset(p_, item.request, row);
 #pragma unroll

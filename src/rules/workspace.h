@@ -36,7 +36,7 @@ MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
 
 struct CpuThreadLayout {
   int32_t q_ld, kv_ld, scores_ld;
-  int64_t q, kv, scores, nodes;  // offsets
+  int64_t q, q_norms, kv, scores, nodes;  // offsets
   NodeLayout node;
   int32_t nodes_per_list;
   int64_t size;  // a multiple of kWorkspaceAlignment / 4
@@ -58,7 +58,8 @@ MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   l.node = node_layout(rows, p.v_dim);
   l.nodes_per_list = max_waiting_nodes(max_chunks);
   l.q = 0;
-  l.kv = l.q + static_cast<int64_t>(rows) * l.q_ld;
+  l.q_norms = l.q + static_cast<int64_t>(rows) * l.q_ld;
+  l.kv = l.q_norms + round_up(rows, 16);
   l.scores = l.kv + static_cast<int64_t>(c.block_n) * l.kv_ld;
   l.nodes = l.scores + static_cast<int64_t>(rows) * l.scores_ld;
   l.size = round_up<int64_t>(l.nodes + 2 * l.nodes_per_list * l.node.size, kWorkspaceAlignment / 4);
