@@ -65,7 +65,7 @@ Problem problem_of(const mlaverify_verify_args &args) {
 
 // A CUDA architecture of the config table.
 std::optional<rules::Arch> gpu_arch_of(const std::string &name) {
-  for (const rules::Arch arch : {rules::Arch::sm_80, rules::Arch::sm_86, rules::Arch::sm_90}) {
+  for (const rules::Arch arch : {rules::Arch::sm_80, rules::Arch::sm_86, rules::Arch::sm_90, rules::Arch::sm_100}) {
     if (name == rules::arch_name(arch)) return arch;
   }
   return std::nullopt;

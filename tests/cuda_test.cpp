@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <thread>
 
 #include "io/device_memory.h"
@@ -103,6 +104,107 @@ TEST(CudaSplits, EveryCountIsRightAndRepeats) {
       ASSERT_EQ(host.bits(), first) << "repeat " << repeat;
     }
     EXPECT_EQ(host.mismatch(5), "");
+  }
+}
+
+// Pages that the copy engine takes and pages that are gathered: the same bits.
+TEST(CudaTiles, EveryPageSizeGivesTheSame) {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    for (const auto &[lk, lv] : {std::pair{576, 512}, {512, 512}}) {
+      TestCase c = deepseek({300, 64, 65, 1, 0, 129, 1000}, 3);
+      c.q_dtype = c.kv_dtype = type;
+      c.lk = lk;
+      c.lv = lv;
+      TestCall::Bits want;
+      for (const int32_t page : {64, 128, 256, 32, 16, 8, 4, 1, 48, 100, 1024}) {
+        SCOPED_TRACE("page size " + std::to_string(page));
+        c.page_size = page;
+        c.slot_pad = page == 16 ? 16 : 0;
+        c.page_pad = page == 32 ? 24 : 0;
+        TestCall host(c);
+        DeviceCall device(&host);
+        ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+        ASSERT_EQ(device.fetch(), "");
+        ASSERT_EQ(host.mismatch(page == 64 ? 1 : 11), "");
+        if (want.empty()) want = host.bits();
+        ASSERT_EQ(host.bits(), want);
+      }
+    }
+  }
+}
+
+// Row tiles alone, in groups of two, three and four, and groups with idle places; work that is cut between blocks everywhere.
+TEST(CudaTiles, HeadsAndQueryTokens) {
+  for (const int32_t heads : {1, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128}) {
+    for (const int32_t qlen : {1, 2, 5, 8}) {
+      for (const int32_t splits : {0, 1, 3}) {
+        TestCase c = deepseek({700, 0, 3, 129, 1500}, qlen);
+        c.heads = heads;
+        c.num_kv_splits = splits;
+        TestCall host(c);
+        DeviceCall device(&host);
+        ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+        ASSERT_EQ(device.fetch(), "");
+        ASSERT_EQ(host.mismatch(13), "") << c;
+      }
+    }
+  }
+}
+
+// Scales of any kind, and special numbers in keys and queries, as the oracle has them.
+TEST(CudaTiles, SpecialNumbers) {
+  const auto expect_as_oracle = [](const auto &change) {
+    TestCase c = deepseek({200, 64, 3}, 2);
+    TestCall host(c);
+    change(host);
+    DeviceCall device(&host);
+    ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+    ASSERT_EQ(device.fetch(), "");
+    EXPECT_EQ(host.mismatch(), "");
+  };
+  for (const float scale : {-0.05f, 0.0f, -0.0f, NAN, INFINITY, -INFINITY, 1e-40f, 2.0f}) {
+    SCOPED_TRACE("scale " + std::to_string(scale));
+    expect_as_oracle([=](TestCall &host) { host.args.sm_scale = scale; });
+  }
+  for (const float value : {NAN, INFINITY, -INFINITY}) {
+    SCOPED_TRACE("value " + std::to_string(value));
+    for (const int32_t dim : {0, 300, 575}) {
+      expect_as_oracle([=](TestCall &host) { host.set_query(0, 1, 5, dim, value); });
+      expect_as_oracle([=](TestCall &host) { host.set_key(0, 70, dim, value); });
+    }
+  }
+}
+
+// In the batch-invariant mode a row has the same bits whatever else is in the call.
+TEST(CudaTiles, InvariantOverHeadsTokensAndMates) {
+  TestCase c = deepseek({2500}, 1);
+  c.streams = {7};
+  c.heads = 16;
+  TestCall alone(c);
+  alone.args.flags = MLAVERIFY_FLAG_BATCH_INVARIANT;
+  DeviceCall alone_device(&alone);
+  ASSERT_EQ(call(alone_device), MLAVERIFY_OK) << mlaverify_last_error();
+  ASSERT_EQ(alone_device.fetch(), "");
+  ASSERT_EQ(alone.mismatch(), "");
+  for (const int32_t qlen : {2, 4, 9}) {
+    for (const int32_t mates : {1, 40}) {
+      TestCase many = c;
+      many.qlen = qlen;
+      many.page_size = qlen == 4 ? 48 : 64;
+      many.lens.assign(static_cast<std::size_t>(mates) + 1, 90 * qlen);
+      many.streams.assign(many.lens.size(), 1);
+      many.lens.back() = 2500 + qlen - 1;  // the last keys are seen by later tokens only
+      many.streams.back() = 7;
+      TestCall host(many);
+      host.args.flags = MLAVERIFY_FLAG_BATCH_INVARIANT;
+      for (int32_t h = 0; h < c.heads; ++h)
+        std::memcpy(host.query(mates, 0, h), alone.query(0, 0, h), static_cast<std::size_t>(c.lk) * 2);
+      DeviceCall device(&host);
+      ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+      ASSERT_EQ(device.fetch(), "");
+      for (int32_t h = 0; h < c.heads; ++h)
+        ASSERT_EQ(host.row_bits(mates, 0, h), alone.row_bits(0, 0, h)) << "qlen " << qlen << ", head " << h;
+    }
   }
 }
 

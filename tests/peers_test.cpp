@@ -87,7 +87,7 @@ TEST(Peers, BestTimesScaleAsTheFloorDoes) {
 }
 
 TEST(StatedGpus, ThereIsOneForEachCudaArchitecture) {
-  for (const rules::Arch arch : {rules::Arch::sm_80, rules::Arch::sm_86, rules::Arch::sm_90}) {
+  for (const rules::Arch arch : {rules::Arch::sm_80, rules::Arch::sm_86, rules::Arch::sm_90, rules::Arch::sm_100}) {
     const StatedGpu gpu = stated_gpu(arch);
     EXPECT_GT(gpu.sms, 0);
     EXPECT_GT(gpu.ceilings.bytes_per_second, 0);

@@ -15,6 +15,7 @@
 #include "rules/pack.h"
 #include "rules/paging.h"
 #include "rules/planning.h"
+#include "rules/schedule.h"
 #include "rules/split.h"
 #include "rules/workspace.h"
 
@@ -204,6 +205,8 @@ RC_GTEST_PROP(Paging, EachKeyHasOneSlot, ()) {
   RC_ASSERT(s.offset >= 0);
   RC_ASSERT(s.offset < page_size);
   RC_ASSERT(pages_for(key + 1, page_size) == s.entry + 1);
+  const Slot narrow = slot_of(static_cast<int32_t>(key), page_size);
+  RC_ASSERT(narrow.entry == s.entry && narrow.offset == s.offset);
 }
 
 TEST(Paging, OffsetsAre64Bit) {
@@ -270,6 +273,12 @@ TEST(ConfigTable, Mi300xSwitchesAfter640Rows) {
   EXPECT_EQ(verify_config(Arch::gfx942, 0, 1, 0).block_h, 32);
 }
 
+TEST(ConfigTable, HopperHasTwoTiles) {
+  EXPECT_EQ(verify_config(Arch::sm_90, 7, 1, 16).block_h, 16);
+  EXPECT_EQ(verify_config(Arch::sm_90, 7, 1, 17).block_h, 64);
+  EXPECT_TRUE(takes_hopper_kernel(1, true));
+}
+
 TEST(ConfigTable, EveryRowCanBeUsed) {
   for (const Arch arch : {Arch::cpu, Arch::gfx942}) {
     for (const int32_t batch : {0, 1, 1000}) {
@@ -324,6 +333,56 @@ RC_GTEST_PROP(Workspace, SectionsAreApartAndAligned, ()) {
   RC_ASSERT(l.node.size % 16 == 0);
   RC_ASSERT(l.node.size >= l.node.acc + int64_t{rows} * l.node.acc_ld);
   RC_ASSERT(cpu_workspace_bytes(p, 3) == 3 * l.size * 4);
+}
+
+TEST(Schedule, RowGroupsLeaveFewPlacesIdle) {
+  EXPECT_EQ(row_group(0), 1);
+  for (int32_t tiles = 1; tiles < 200; ++tiles) {
+    const int32_t g = row_group(tiles);
+    ASSERT_GE(g, 1);
+    ASSERT_LE(g, 4);
+    EXPECT_EQ(g == 1, tiles == 1) << tiles;
+    const int32_t idle = ceil_div(tiles, g) * g - tiles;
+    EXPECT_LE(idle, 1) << tiles;  // 2 and 4 leave none of an even number, 2 leaves one of an odd one
+  }
+}
+
+RC_GTEST_PROP(Schedule, SharesArePartsOfTheLine, ()) {
+  const auto total = *rc::gen::inRange<int64_t>(0, 100000);
+  const int32_t shares = num_shares(total, *rc::gen::inRange(1, 300), *rc::gen::inRange(1, 9));
+  RC_ASSERT(share_begin(total, shares, 0) == 0);
+  RC_ASSERT(share_begin(total, shares, shares) == total);
+  for (int32_t s = 0; s < shares; ++s) {
+    const int64_t n = share_begin(total, shares, s + 1) - share_begin(total, shares, s);
+    RC_ASSERT(n >= total / shares);
+    RC_ASSERT(n <= total / shares + 1);
+  }
+}
+
+TEST(Schedule, EverySlotOfAPartIsItsOwn) {
+  for (const int32_t group : {1, 2, 3, 4}) {
+    std::set<int64_t> slots;
+    for (int32_t share = 0; share < 33; ++share) {
+      for (const bool begins : {false, true}) {
+        for (int32_t member = 0; member < group; ++member) slots.insert(part_slot(share, begins, group, member));
+      }
+    }
+    EXPECT_EQ(slots.size(), 2u * 33 * static_cast<std::size_t>(group));
+    EXPECT_EQ(*slots.begin(), 0);
+    EXPECT_EQ(*slots.rbegin() + 1, gpu_part_slots(1, 33 * group, 0));
+  }
+}
+
+TEST(Schedule, BoxesCoverATileAndStayInAPage) {
+  for (int32_t page = 1; page <= 300; ++page) {
+    const int32_t box = box_keys(page, 64);
+    if (box == 0) continue;
+    EXPECT_GE(box, 8);
+    EXPECT_EQ(64 % box, 0);
+    EXPECT_EQ(page % box, 0) << page;
+  }
+  for (const int32_t page : {8, 16, 32, 64, 128, 192, 256}) EXPECT_GT(box_keys(page, 64), 0) << page;
+  for (const int32_t page : {1, 2, 4, 24, 48, 63, 65, 96, 100}) EXPECT_EQ(box_keys(page, 64), 0) << page;
 }
 
 TEST(Workspace, NothingToDoNeedsNone) {

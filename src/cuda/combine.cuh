@@ -1,9 +1,8 @@
 // The second launch of a call: merges the partial results of rows that several blocks worked on, in key order, and writes them.
 // One block a row. The order and the weights depend on where the keys were cut alone, so repeated runs give the same bits.
 //
-//   balanced shares: block (i, y) takes the row tile that the border between shares i and i + 1 cuts, if it is the first border
-//   in
-//     it (else nothing is to be done), row y; its parts are slot 1 of share i and slots 0 of the shares behind.
+//   balanced shares: block (i, y) takes the group of row tiles that the border between shares i and i + 1 cuts, if it is the first
+//     border in it (else nothing is to be done), row y of the group; its parts are slot 1 of share i and slots 0 of those behind.
 //   splits: block (x, y) takes row y of row tile x; its parts lie one after the other.
 #pragma once
 
@@ -13,6 +12,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/result.cuh"
+#include "cuda/schedule.cuh"
 #include "rules/number.h"
 #include "rules/workspace.h"
 
@@ -30,17 +30,17 @@ struct Parts {
 
 // Lane i of a warp looks at the border before share `first + i`: whether it lies inside the row tile of `at`.
 __device__ __forceinline__ bool cuts(const Launch &l, int32_t share, rules::TilePosition at) {
-  if (share >= l.blocks) return false;
+  if (share >= l.blocks / l.row_group) return false;
   const rules::TilePosition here = l.starts[share];
   return here.request == at.request && here.row_tile == at.row_tile && here.key_tile > 0;
 }
 
-// False if there is nothing to merge for this block.
-__device__ __forceinline__ bool find_parts(const Launch &l, int32_t *request, int32_t *row_tile, Parts *parts) {
+// Of the row tile in place `member` of its group. False if there is nothing to merge for this block.
+__device__ __forceinline__ bool find_parts(const Launch &l, int32_t member, int32_t *request, int32_t *row_tile, Parts *parts) {
   if (l.splits > 0) {
     *request = static_cast<int32_t>(blockIdx.x / l.row_tiles);
     *row_tile = static_cast<int32_t>(blockIdx.x % l.row_tiles);
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * l.splits;
+    const int64_t first = split_slot(l, *request, *row_tile, 0);
     *parts = {first, first + 1, 1, l.splits};
     return true;
   }
@@ -55,10 +55,10 @@ __device__ __forceinline__ bool find_parts(const Launch &l, int32_t *request, in
     if (run < 32) break;
   }
   *request = at.request;
-  *row_tile = at.row_tile;
-  *parts = {rules::part_slot(share, true), rules::part_slot(share + 1, false),
-            rules::part_slot(1, false) - rules::part_slot(0, false), count};
-  return true;
+  *row_tile = at.row_tile * l.row_group + member;
+  *parts = {rules::part_slot(share, true, l.row_group, member), rules::part_slot(share + 1, false, l.row_group, member),
+            2 * static_cast<int64_t>(l.row_group), count};
+  return *row_tile < l.row_tiles;
 }
 
 __device__ __forceinline__ void store4(DType t, void *out, int64_t at, float4 x) {
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   const Problem &p = l.p;
   int32_t request, row_tile;
   Parts parts;
-  if (!find_parts(l, &request, &row_tile, &parts)) return;
-  const auto r = static_cast<int32_t>(blockIdx.y);
+  const auto member = static_cast<int32_t>(blockIdx.y) / tile_rows, r = static_cast<int32_t>(blockIdx.y) % tile_rows;
+  if (!find_parts(l, member, &request, &row_tile, &parts)) return;
   const int64_t packed = row_tile * static_cast<int64_t>(tile_rows) + r;
   if (packed >= rules::request_rows(p, request)) return;
   const rules::Row row = rules::unpack_row(packed, p.num_heads);

@@ -7,6 +7,7 @@
 #include "backends/backend.h"
 #include "backends/launch_facts.h"
 #include "cuda/plan.h"
+#include "cuda/tensor_map.h"
 #include "rules/workspace.h"
 
 namespace mlaverify {
@@ -40,7 +41,7 @@ Device query(int index) {
   get(&d.target.sms, cudaDevAttrMultiProcessorCount);
   get(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   if (d.error != cudaSuccess) return d;
-  d.target.arch = rules::gpu_arch(shared_bytes);
+  d.target.arch = rules::gpu_arch(d.major * 10 + d.minor, shared_bytes);
   d.target.kernels = cuda::kernels_for(d.major * 10 + d.minor);
   return d;
 }
@@ -98,6 +99,8 @@ Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t st
   l.starts = static_cast<rules::TilePosition *>(workspace);
   l.parts = reinterpret_cast<float *>(static_cast<char *>(workspace) + rules::gpu_starts_bytes(l.blocks));
 
+  if (l.box_keys > 0 && !cuda::make_kv_map(l.p, l.box_keys, &l.kv_map)) l.box_keys = 0;
+
   cudaError_t error = allow_shared_memory(kernel);
   if (error != cudaSuccess) return failed("shared memory of the verify kernel", error);
   cudaLaunchConfig_t config = {};
@@ -116,7 +119,8 @@ Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t st
   config.attrs = &early;
   config.numAttrs = device.major >= 9 ? 1 : 0;
   config.blockDim = dim3(cuda::kCombineThreads);
-  config.gridDim = dim3(static_cast<unsigned>(plan.combined_tiles), static_cast<unsigned>(kernel.rows));
+  const int32_t group = l.splits == 0 ? l.row_group : 1;
+  config.gridDim = dim3(static_cast<unsigned>(plan.combined_tiles), static_cast<unsigned>(kernel.rows * group));
   config.dynamicSmemBytes = 0;
   error = cudaLaunchKernelExC(&config, device.target.kernels->combine, args);
   return error == cudaSuccess ? Status{} : failed("launch of the combine kernel", error);

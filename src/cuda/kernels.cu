@@ -14,18 +14,17 @@ constexpr int kSharedPerSm = (kArch == 90 ? 228 : kArch == 80 ? 164 : 100) * 102
 
 template <class T, int qk_dim, int v_dim, int rows, int keys, int warps, int stages>
 TensorKernel tensor_kernel() {
+  using C = Sm80Config<kArch, T, qk_dim, v_dim, rows, keys, stages, warps>;
   constexpr int kReserved = 1024;  // of a block, by the driver
-  constexpr int bytes = Sm80Config<kArch, T, qk_dim, v_dim, rows, keys, stages, warps, 1>::kSharedBytes + kReserved;
-  using C = Sm80Config<kArch, T, qk_dim, v_dim, rows, keys, stages, warps, rows == 16 && 2 * bytes <= kSharedPerSm ? 2 : 1>;
-  static_assert(bytes <= kSharedPerSm, "the tile fits");
+  static_assert(C::kSharedBytes + kReserved <= kSharedPerSm, "the tile fits");
   const DType type = std::is_same_v<T, F16> ? DType::f16 : DType::bf16;
   const void *function = reinterpret_cast<const void *>(verify_sm80_kernel<C>);
-  return {type, qk_dim, v_dim, {C::kRows, C::kKeys, C::kThreads, C::kBlocksPerSm, C::kSharedBytes, function}};
+  return {type, qk_dim, v_dim, {C::kRows, C::kKeys, C::kThreads, 1, C::kSharedBytes, function}};
 }
 
 template <class T, int qk_dim, int v_dim>
 void add(std::vector<TensorKernel> *list) {
-  constexpr rules::VerifyConfig few = rules::gpu_config(kTable, 16), many = rules::gpu_config(kTable, 17);
+  constexpr rules::VerifyConfig few = rules::portable_config(kTable, 16), many = rules::portable_config(kTable, 17);
   list->push_back(tensor_kernel<T, qk_dim, v_dim, few.block_h, few.block_n, few.num_warps, few.num_stages>());
   if constexpr (many.block_h != few.block_h) {
     list->push_back(tensor_kernel<T, qk_dim, v_dim, many.block_h, many.block_n, many.num_warps, many.num_stages>());

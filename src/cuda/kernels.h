@@ -13,6 +13,7 @@ struct VerifyKernel {
   int32_t threads, blocks_per_sm;
   int32_t shared_bytes;  // of a block
   const void *function;
+  bool copies_boxes = false;  // wants Launch::kv_map where pages allow it
 };
 
 // A tensor-core kernel and what it is compiled for.
@@ -39,5 +40,8 @@ struct KernelSet {
 // The set of compiled code `arch`: 80, 89 or 90.
 template <int arch>
 const KernelSet &kernel_set();
+
+// Tensor-core kernels of compute capability 9.0 alone, to be preferred there. FP8 caches are not for them.
+const std::vector<TensorKernel> &hopper_kernels();
 
 }  // namespace mlaverify::cuda

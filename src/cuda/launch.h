@@ -6,18 +6,27 @@
 
 namespace mlaverify::cuda {
 
+struct TensorMap {
+  alignas(128) unsigned char bytes[128];
+};
+
 struct Launch {
   Problem p;
   int32_t row_tiles;  // of a request
-  int32_t blocks;     // of the verify kernel
+  int32_t row_group;  // row tiles that as many neighbouring blocks take at the same time, over the same keys
+  int32_t blocks;     // of the verify kernel; a multiple of row_group
   int32_t min_tiles;  // of a share
   // 0: balanced shares. Else every request is cut in `splits` pieces, of `split_len` keys each, or by the split rule where that
   // is 0.
   int32_t splits;
   int32_t split_len;
   int32_t split_align, min_split_len;
+  // The cache as a tensor of [pages, keys of a page, Lk] that the copy engine of Hopper reads by boxes of `box_keys` keys x 64 numbers (a
+  // CUtensorMap); 0: not to be used, keys are gathered.
+  int32_t box_keys;
+  TensorMap kv_map;
   // Workspace (rules/workspace.h).
-  rules::TilePosition *starts;  // [blocks]: where each share begins
+  rules::TilePosition *starts;  // [blocks / row_group]: where each share begins
   float *parts;                 // partial results
 };
 

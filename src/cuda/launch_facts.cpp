@@ -12,6 +12,7 @@ const cuda::KernelSet *kernels_for(rules::Arch arch) {
     case rules::Arch::sm_80: return cuda::kernels_for(80);
     case rules::Arch::sm_86: return cuda::kernels_for(86);
     case rules::Arch::sm_90: return cuda::kernels_for(90);
+    case rules::Arch::sm_100: return cuda::kernels_for(100);
     case rules::Arch::cpu:
     case rules::Arch::gfx942: break;
   }

@@ -41,11 +41,17 @@ Choice choose_kernel(const Target &target, const Problem &p) {
   } else if (!vector_access(p)) {
     why = "addresses or strides do not allow 16-byte copies";
   } else {
-    const int32_t rows = rules::gpu_config(target.arch, rules::request_rows(p, 0)).block_h;
-    for (const TensorKernel &k : target.kernels->tensor) {
-      if (k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim && k.kernel.rows == rows) {
-        return {k.kernel, true, "types, widths and strides fit"};
+    const auto fits = [&p](const TensorKernel &k) { return k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim; };
+    const bool invariant = (p.flags & MLAVERIFY_FLAG_BATCH_INVARIANT) != 0;
+    if (target.arch == rules::Arch::sm_90 && !rules::is_fp8(p.kv_dtype) &&
+        rules::takes_hopper_kernel(rules::request_rows(p, 0), invariant)) {
+      for (const TensorKernel &k : hopper_kernels()) {
+        if (fits(k)) return {k.kernel, true, "types, widths and strides fit the Hopper kernel"};
       }
+    }
+    const int32_t rows = rules::portable_config(target.arch, rules::request_rows(p, 0)).block_h;
+    for (const TensorKernel &k : target.kernels->tensor) {
+      if (fits(k) && k.kernel.rows == rows) return {k.kernel, true, "types, widths and strides fit"};
     }
   }
   VerifyKernel generic = target.kernels->generic;
@@ -57,11 +63,13 @@ Plan make_plan(const Target &target, const Problem &p) {
   Plan plan = {};
   plan.choice = choose_kernel(target, p);
   const VerifyKernel &kernel = plan.choice.kernel;
-  const rules::VerifyConfig config = rules::gpu_config(target.arch, rules::request_rows(p, 0));
+  const rules::VerifyConfig config = rules::portable_config(target.arch, rules::request_rows(p, 0));
   Launch &l = plan.launch;
   l.p = p;
   l.row_tiles = static_cast<int32_t>(rules::num_row_tiles(rules::request_rows(p, 0), kernel.rows));
-  l.blocks = target.sms * kernel.blocks_per_sm;
+  l.row_group = rules::row_group(l.row_tiles);
+  l.blocks = std::max(1, target.sms * kernel.blocks_per_sm / l.row_group) * l.row_group;
+  l.box_keys = kernel.copies_boxes ? rules::box_keys(p.page_size, kernel.keys) : 0;
   l.min_tiles = std::max(1, config.min_split_len / kernel.keys);
   l.split_align = config.split_align;
   l.min_split_len = config.min_split_len;
@@ -74,7 +82,7 @@ Plan make_plan(const Target &target, const Problem &p) {
     l.splits = static_cast<int32_t>(std::max<int64_t>(1, rules::num_chunks(rules::table_keys(p), l.split_len)));
   }
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
-  plan.combined_tiles = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks - 1 : plan.row_tiles_of_all;
+  plan.combined_tiles = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan.row_tiles_of_all;
   plan.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
   if (plan.row_tiles_of_all > 0) {
     const int64_t slots = rules::gpu_part_slots(plan.row_tiles_of_all, l.blocks, l.splits);

@@ -9,18 +9,34 @@ namespace mlaverify::cuda::ptx {
 // Address of shared memory in the 32-bit shared window.
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
+// This thread's lane. Volatile: read again where it is needed, so that nothing derived from it is kept in registers meanwhile.
+__device__ __forceinline__ int lane() {
+  int lane;
+  asm volatile("mov.u32 %0, %laneid;" : "=r"(lane));
+  return lane;
+}
+
+// The same number, but what is computed from it stays where it is: dozens of addresses kept ready would not fit the registers.
+__device__ __forceinline__ uint32_t not_hoisted(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // cp.async.cg: 16 bytes global -> shared, past L1. `valid` false: writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits for all copies of this thread.
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Waits until at most `pending` of this thread's newest groups are in flight.
-template <int pending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+// Hardware barrier `id` of a block, over `threads` threads: wait for all, or arrive without waiting.
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ldmatrix: four 8x8 matrices of 16-bit elements; lane 8i+j gives the address of row j of matrix i.
@@ -44,6 +60,70 @@ __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// mbarriers (byte counts, boxes and warpgroups: sm_90). A barrier in shared memory completes a phase when `arrivals` arrivals have
+// come; phases alternate in parity, the first is 0.
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}" ::"r"(barrier) : "memory");
+}
+// Arrives when all earlier cp.async of this thread are complete.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives, and the phase completes only when as many more bytes have been copied.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Copies a box of a tensor (a CUtensorMap), whose first element is (x, y, z), to shared memory; outside the tensor it is zeros.
+__device__ __forceinline__ void copy_box(uint32_t to, const void *map, int32_t x, int32_t y, int32_t z, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+// Whether that phase is complete; does not wait.
+__device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+  int done;
+  asm volatile(
+      "{.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// Waits for the phase of parity `parity` to complete.
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again_%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again_%=;}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#else
+  while (!mbarrier_test(barrier, parity)) {
+  }
+#endif
+}
+// Orders ordinary accesses to shared memory before those of wgmma.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Registers a thread of this warpgroup may have from here on.
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
 // Programmatic dependent launch (sm_90): the next kernel may start; wait until what the previous one wrote is visible.

@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(GenericConfig::kThreads) verify_generic_kernel
   extern __shared__ float generic_shared[];
   ptx::launch_dependents();
   GenericBlock block(l, generic_shared);
-  for_each_item<GenericConfig::kRows, GenericConfig::kKeys>(l, [&](const Item &item) { block.run(item); });
+  for_each_item<GenericConfig::kRows, GenericConfig::kKeys>(l, 0, [&](const Item &item) { block.run(item); });
 }
 
 }  // namespace mlaverify::cuda

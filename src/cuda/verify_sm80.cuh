@@ -1,346 +1,443 @@
 // The portable tensor-core kernel: mma.sync m16n8k16 fed by cp.async, for every GPU from sm_80 on.
 //
-// A block of kWarps warps takes one row tile (kRows packed rows of a request) over one range of keys at a time (schedule.cuh):
+// A block takes one row tile (kRows packed rows of a request) over one range of keys at a time (schedule.cuh), kKeys keys a tile.
+// Its warps have two roles, so that softmax and copies of one tile run under the products of others:
 //
-//   per key tile t (kKeys keys, stage t % kStages)                             who
-//   [1] wait for the tile's copies; barrier A                                  all
-//   [2] issue the copies of tile t + kStages - 1                               each warp kKeys/kWarps keys
-//   [3] S = Q K^T * scale, masked in boundary tiles; row maxima                warp (wr, wk): 16 rows x kWarpKeys keys
-//   [4] barrier B; new reference; P = exp2(S - reference), rescaling factors   the same
-//   [5] barrier C; acc = acc * factor + P V                                    warp w: all rows x kWarpValues columns
-//       row sum = row sum * factor + sums of P                                 thread r: row r
+//   score warps (two for each 32 rows), tile t                   value warps (kValueWarps), tile t
+//   [1] wait for `full` of the stage                             [5] wait for kWeightsReady; acc = acc * factor + P V, a warp all
+//   [2] S = Q K^T of 32 rows (or all 16), half the width             rows x kWarpValues columns; arrive at kWeightsRead for t + 2
+//   [3] add the halves: each warp gets 16 rows (of 16 rows       [6] wait for each other (kValues); copy tile t + kStages into the
+//       the first one gets all); scale and mask                      stage, eight lanes a key; `full` follows by itself
+//   [4] wait for kWeightsRead; P = exp2(S - reference); arrive   [7] after the last tile (kItem): write the results
+//       at kWeightsReady
 //
-// The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then rescale nothing.
-// Sums of P are taken over 8 keys at a time, then over these in key order, whatever the tile's shape; products run over the keys
-// in order anyway. So a row's bits depend on kKeys and the cut, not on kRows or kWarps.
+// With kStages >= 4 step [4] of t stands in parts between the products of step [2] of t + 1 (kInterleave).
 //
-// Barriers (__syncthreads) and what they order:
-//   A  copies of tile t before its reads; step [5] of t-1 before its stage is overwritten; row maxima of t-1 before those of t
-//   B  row maxima written before read
-//   C  P, its sums and the factors written before read
+// The two halves of the width are the even and the odd half lines of 64 bytes: an element of S is one sum over each, in order,
+// then their sum. The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then
+// rescale nothing. Four lanes keep the sum of a row, each of its own keys in order. So a row's bits depend on kKeys and the cut,
+// not on kRows or the number of warps.
 //
-// Shared memory: Q kRows x kPitch, kStages key tiles of kKeys x kPitch, P, row statistics. A row of Q or K is Lk 16-bit numbers
-// padded to whole 128-byte lines; its 16-byte chunks are swizzled by the row, so that ldmatrix meets no bank twice.
-// Registers of a thread: acc kRows/16 * kWarpValues/8 * 4 (128 for 64 x 512 over 8 warps), S kWarpKeys/8 * 4.
+// Barriers and what they order (`/2`: two of them, for even and odd tiles):
+//   full[stage]       (mbarrier) copies of a tile, for the first one those of Q too, before their reads
+//   kPair + i         sums of a pair of score warps written before read; Q kept in registers before P and sums lie there
+//   kWeightsReady /2  P and factors of t written before read; [2] of t done before its stage is overwritten
+//   kWeightsRead /2   P and factors of t read before those of t + 2 are written, sums of t read before those of t + 1
+//   kValues           P V of t done by all value warps before its stage is overwritten
+//   kItem             begin: an item written before read, the results of the one before written; end: row statistics written
+//                     before read, all other shared memory read before the next item's copies
+//
+// Shared memory: Q kRows x kPitch, kStages key tiles of kKeys x kPitch, two times factors, row statistics, two items, mbarriers. A
+// row of Q or K is Lk 16-bit numbers padded to whole 128-byte lines; its 16-byte chunks are swizzled by the row, so that ldmatrix
+// meets no bank twice. Score warps keep the first kKept steps of Q, two lines of a row, in registers: line 0 then holds P of even
+// and odd tiles, line 1 the sums that the other warp of the pair gives.
+// Registers of a thread, at most 65536 / kThreads: value warps have acc kRows/16 * kWarpValues/8 * 4 (128 for 64 x 512), P
+// kRows/16 * 4, V 4; score warps of 64 rows S 32, the scores of the tile before 16, kept Q 32, fragments of two steps 32. Nothing
+// else may stay in registers of value warps: hence items in shared memory and ptx::lane().
 #pragma once
-
-#include <cuda_fp8.h>
 
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/result.cuh"
 #include "cuda/schedule.cuh"
+#include "cuda/sm80_block.cuh"
 #include "rules/merge.h"
 #include "rules/number.h"
 #include "rules/workspace.h"
 
 namespace mlaverify::cuda {
 
-// `arch`: the architecture that the code is compiled for, so that each one has kernels of its own name.
-template <int arch, class Type, int qk_dim, int v_dim, int rows, int keys, int stages, int warps, int blocks_per_sm>
-struct Sm80Config {
-  using T = Type;
-  static constexpr int kQk = qk_dim, kV = v_dim, kRows = rows, kKeys = keys, kStages = stages, kWarps = warps;
-  static constexpr int kThreads = 32 * kWarps, kBlocksPerSm = blocks_per_sm;
-  static constexpr int kRowWarps = kRows / 16;                // warps along the rows of S
-  static constexpr int kKeyWarps = kWarps / kRowWarps;        // warps along the keys of S
-  static constexpr int kWarpKeys = kKeys / kKeyWarps;         // keys of a warp's part of S
-  static constexpr int kWarpLoads = kKeys / kWarps;           // keys that a warp copies
-  static constexpr int kWarpValues = kV / kWarps;             // columns of a warp's part of acc
-  static constexpr int kChunks = kQk / 8;                     // 16-byte chunks of a row
-  static constexpr int kPitch = (kQk * 2 + 127) / 128 * 128;  // bytes of a row in shared memory
-  static constexpr int kPPitch = kKeys * 2;
-
-  static constexpr int kQBytes = kRows * kPitch, kTileBytes = kKeys * kPitch, kPBytes = kRows * kPPitch;
-  static constexpr int kOffsetK = kQBytes, kOffsetP = kOffsetK + kStages * kTileBytes, kOffsetMax = kOffsetP + kPBytes;
-  static constexpr int kOffsetAlpha = kOffsetMax + 4 * kKeyWarps * kRows, kOffsetSums = kOffsetAlpha + 4 * kRows;
-  static constexpr int kSharedBytes = kOffsetSums + 4 * (kKeys / 8) * kRows;
-
-  static_assert(kRows % 16 == 0 && kWarps % kRowWarps == 0 && kKeys % (8 * kKeyWarps) == 0 && kKeys % 32 == 0);
-  static_assert(kQk % 32 == 0 && kV % (16 * kWarps) == 0, "whole ldmatrix_x4 loads");
-  static_assert(kWarpLoads >= 1 && kWarpLoads <= 32, "a lane holds the address of one key");
-  static_assert(kRows <= kThreads, "one thread sums each row");
-};
-
-// Rows of a tile are lines of 128 bytes (of P with 32 keys: half lines), each of 8 chunks of 16 bytes. Byte offset of chunk
-// `chunk` of row `row`; chunks further along the row keep their place in the line: add 128 a line.
-template <int kPitchBytes>
-__device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
-  static_assert(kPitchBytes % 128 == 0 || kPitchBytes == 64);
-  const int key = kPitchBytes % 128 == 0 ? row & 7 : (row >> 1) & 3;
-  return static_cast<uint32_t>(row * kPitchBytes + ((chunk ^ key) << 4));
-}
-
-// 8 FP8 numbers as 8 numbers of T, exactly.
-template <class T>
-__device__ __forceinline__ uint4 widen(uint2 from, bool e4m3) {
-  uint32_t to[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const auto two = static_cast<__nv_fp8x2_storage_t>((i < 2 ? from.x : from.y) >> (i % 2 * 16) & 0xffffu);
-    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(two, e4m3 ? __NV_E4M3 : __NV_E5M2);
-    const float2 f = __half22float2(__half2(h));
-    to[i] = T::pack(f.x, f.y);
-  }
-  return {to[0], to[1], to[2], to[3]};
-}
-
-// Copies row `from` (null: zeros) into row `row` of a tile. By all lanes of a warp; completes with the thread's cp.async group,
-// or, for FP8 caches, at once.
+// One of the warps that find the items and make the weights P.
 template <class C>
-__device__ __forceinline__ void copy_row(char *tile, int row, const char *from, DType type) {
-  const int lane = threadIdx.x % 32;
-  if (rules::is_fp8(type)) {
-    for (int c = lane; c < C::kChunks; c += 32) {
-      const uint2 bytes = from != nullptr ? *reinterpret_cast<const uint2 *>(from + c * 8) : uint2{0, 0};
-      *reinterpret_cast<uint4 *>(tile + swizzled<C::kPitch>(row, c)) = widen<typename C::T>(bytes, type == DType::f8_e4m3);
-    }
-    return;
-  }
-  const uint32_t to = ptx::shared_address(tile);
-#pragma unroll
-  for (int c0 = 0; c0 < C::kChunks; c0 += 32) {
-    const int c = c0 + lane;
-    if (C::kChunks - c0 >= 32 || c < C::kChunks)
-      ptx::cp_async_16(to + swizzled<C::kPitch>(row, c), from + c * 16, from != nullptr);
-  }
-}
-
-template <class C>
-class Sm80Block {
-  static constexpr int kRowBlocks = C::kRows / 16, kColumnBlocks = C::kWarpValues / 8, kScoreBlocks = C::kWarpKeys / 8;
+class Sm80ScoreWarp {
+  static constexpr int kKeyBlocks = C::kKeys / 8;
+  static constexpr int kSteps = C::kPitch / 64;  // of 16 numbers: two in each line are this warp's
+  static constexpr int kKept = 4;                // first steps, whose fragments of Q stay in registers: two lines of Q
+  // Whether the weights of a tile are made between the products of the next one, which then must be there: with few stages it would
+  // be waited for.
+  static constexpr bool kInterleave = C::kStages >= 4;
+  using Scores = float[C::kPairBlocks][kKeyBlocks][4];
 
  public:
-  __device__ __forceinline__ Sm80Block(const Launch &l, char *shared) : l_(l), p_(l.p), shared_(shared) {
+  __device__ __forceinline__ Sm80ScoreWarp(const Launch &l, char *shared, int warp)
+      : p_(l.p), shared_(shared), pair_(warp / 2), half_(warp % 2) {
     const float k_scale = p_.k_scale != nullptr ? *p_.k_scale : 1.0f;
-    out_scale_ = k_scale;
     scale_log2_ = p_.sm_scale * k_scale * 1.4426950408889634f;
+    mine_ = pair_ * C::kPairBlocks + (C::kPairBlocks == 2 ? half_ : 0);
+    other_ = pair_ * C::kPairBlocks + (C::kPairBlocks == 2 ? 1 - half_ : 0);
   }
 
   __device__ __forceinline__ void run(const Item &item) {
-    const int tiles = (item.key_end - item.key_begin + C::kKeys - 1) / C::kKeys;
-    clear();
+    const int tiles = num_tiles<C>(item);
+    publish(item);
+    set_limits(item);
+    max_[0] = max_[1] = kMinusInf;
+    sum_[0] = sum_[1] = 0;
     if (tiles > 0) {
-      load_queries(item);
-      fetch_page(item, 0);
-#pragma unroll
-      for (int t = 0; t < C::kStages - 1; ++t) load_tile(item, t, tiles);
-      set_limits(item);
-      for (int t = 0; t < tiles; ++t) {
-        ptx::cp_async_wait<C::kStages - 2>();
-        __syncthreads();  // A
-        load_tile(item, t + C::kStages - 1, tiles);
-        float s[kScoreBlocks][4];
-        scores(t % C::kStages, s);
-        softmax(item.key_begin + t * C::kKeys, s);
-        accumulate(t % C::kStages);
+      Scores s;
+      wait_for_tile();
+      keep_queries();
+      pass<true, false>(s, 0);
+      for (int t = 0;; ++t) {
+        add_halves(s);
+        scale(item.key_begin + t * C::kKeys, s[0]);
+        if (!kInterleave) pass<false, true>(s, t % 2);
+        if (t + 1 == tiles) break;
+        wait_for_tile();
+        pass<true, kInterleave>(s, t % 2);
       }
+      if (kInterleave) pass<false, true>(s, (tiles - 1) % 2);
     }
-    finish(item);
-    __syncthreads();  // shared memory is free for the next item
+    if (has_rows()) write_state();
+    ptx::barrier_sync(kItem, C::kThreads);
+  }
+
+  // Hands an item to the value warps.
+  __device__ __forceinline__ void publish(const Item &item) {
+    if (pair_ == 0 && half_ == 0 && lane_ == 0) shared_items<C>(shared_)[parity_] = item;
+    parity_ ^= 1;
+    ptx::barrier_sync(kItem, C::kThreads);
   }
 
  private:
-  // ---- Loads ----
-
-  __device__ __forceinline__ void load_queries(const Item &item) {
-    const int64_t rows = rules::request_rows(p_, item.request);
-    for (int r = warp_; r < C::kRows; r += C::kWarps) {
-      const int64_t row = item.row_tile * static_cast<int64_t>(C::kRows) + r;
-      const char *from = nullptr;
-      if (row < rows)
-        from = static_cast<const char *>(p_.q) + rules::q_offset(p_, item.request, rules::unpack_row(row, p_.num_heads)) * 2;
-      copy_row<C>(shared_, r, from, p_.q_dtype);
-    }
-  }
-
-  // Lane j of a warp looks up the page of key j of the warp's keys of tile t, one tile ahead of the copies. Only the load is
-  // here: whatever used its result would wait for it.
-  __device__ __forceinline__ void fetch_page(const Item &item, int t) {
-    const int64_t key = item.key_begin + static_cast<int64_t>(t) * C::kKeys + warp_ * C::kWarpLoads + lane_;
-    const rules::Slot slot = rules::slot_of(static_cast<int32_t>(key), p_.page_size);
-    offset_ = slot.offset;
-    page_ = -1;
-    if (lane_ < C::kWarpLoads && key < item.key_end && slot.entry < p_.table_width)
-      page_ = rules::page_id(p_, item.request, slot.entry);
-  }
-
-  // Always commits a group, so that group counts stay in step with tiles.
-  __device__ __forceinline__ void load_tile(const Item &item, int t, int tiles) {
-    if (t < tiles) {
-      char *tile = shared_ + C::kOffsetK + t % C::kStages * C::kTileBytes;
-      const char *mine = slot_address(p_, page_, offset_);
-      fetch_page(item, t + 1);
-#pragma unroll
-      for (int j = 0; j < C::kWarpLoads; ++j) {
-        const auto from = reinterpret_cast<const char *>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), j));
-        copy_row<C>(tile, warp_ * C::kWarpLoads + j, from, p_.kv_dtype);
-      }
-    }
-    ptx::cp_async_commit();
-  }
-
-  // ---- One tile ----
+  // With one block of rows the first warp of the pair has it, else each has one.
+  __device__ __forceinline__ bool has_rows() const { return C::kPairBlocks == 2 || half_ == 0; }
 
   __device__ __forceinline__ void set_limits(const Item &item) {
     const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
     seen_by_all_ = rules::visible_keys(p_, item.request, rules::unpack_row(first, p_.num_heads).token);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int64_t row = first + row_warp_ * 16 + mma_row(lane_, 2 * i);
+      const int64_t row = first + mine_ * 16 + mma_row(lane_, 2 * i);
       const bool inside = row < rules::request_rows(p_, item.request);
       limit_[i] = inside ? rules::visible_keys(p_, item.request, rules::unpack_row(row, p_.num_heads).token) : 0;
     }
   }
 
+  // [1].
+  __device__ __forceinline__ void wait_for_tile() {
+    ptx::mbarrier_wait(ptx::shared_address(shared_) + C::kOffsetFull + ring_.stage * 8, ring_.phase);
+    k_tile_ = ptx::shared_address(shared_) + C::kOffsetK + ring_.stage * C::kTileBytes;
+    ring_.next();
+  }
+
+  // Address of step `step` of row block m (0: of this warp, 1: of the other one of the pair): this lane's part for ldmatrix.
+  __device__ __forceinline__ uint32_t q_at(int m, int step) const {
+    const int row = (m == 0 ? mine_ : other_) * 16 + lane_ % 16;
+    return ptx::shared_address(shared_) + swizzled<C::kPitch>(row, half_ * 4 + step % 2 * 2 + lane_ / 16) + step / 2 * 128;
+  }
+  __device__ __forceinline__ uint32_t k_at(int step) const {
+    const int row = lane_ / 16 * 8 + lane_ % 8;
+    return k_tile_ + swizzled<C::kPitch>(row, half_ * 4 + step % 2 * 2 + lane_ / 8 % 2) + step / 2 * 128;
+  }
+
+  __device__ __forceinline__ void keep_queries() {
+#pragma unroll
+    for (int step = 0; step < kKept; ++step) {
+#pragma unroll
+      for (int m = 0; m < C::kPairBlocks; ++m) ptx::ldmatrix_x4(kept_[step][m], q_at(m, step));
+    }
+    ptx::barrier_sync(kPair + pair_, 64);
+  }
+
+  // [2] and [4]: S of a tile (kProducts), over this warp's half of the width, and between its steps the weights of the tile before
+  // (kWeights), whose scores are in s[0] at the begin. s[0]: rows of this warp; s[1]: of the other one of the pair.
+  template <bool kProducts, bool kWeights>
+  __device__ __forceinline__ void pass(Scores &s, int parity) {
+    float before[kKeyBlocks][4];
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) before[n][i] = kWeights ? s[0][n][i] : 0;
+    }
+    if (kProducts) {
+#pragma unroll
+      for (int m = 0; m < C::kPairBlocks; ++m) {
+#pragma unroll
+        for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) s[m][n][i] = 0;
+        }
+      }
+    }
+    // Of a width that ends in half a line the odd half has two steps less.
+    const auto exists = [&](int step) {
+      return kProducts && step < kSteps && (C::kQk % 64 == 0 || step < kSteps - 2 || half_ == 0);
+    };
+    uint32_t q[2][C::kPairBlocks][4], k[2][C::kKeys / 16][4];  // fragments of this step and of the next
+    const auto load = [&](int step) {
+      if (!exists(step)) return;
+#pragma unroll
+      for (int n = 0; n < C::kKeys / 16; ++n) ptx::ldmatrix_x4(k[step % 2][n], k_at(step) + n * 16 * C::kPitch);
+#pragma unroll
+      for (int m = 0; m < C::kPairBlocks; ++m)
+        if (step >= kKept) ptx::ldmatrix_x4(q[step % 2][m], q_at(m, step));
+    };
+    load(0);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      load(step + 1);
+      if (exists(step)) {
+        auto &a = step < kKept ? kept_[step % kKept] : q[step % 2];
+#pragma unroll
+        for (int m = 0; m < C::kPairBlocks; ++m) {
+#pragma unroll
+          for (int n = 0; n < kKeyBlocks; ++n)
+            C::T::mma(s[m][n], a[m], k[step % 2][n / 2][n % 2 * 2], k[step % 2][n / 2][n % 2 * 2 + 1]);
+        }
+      }
+      if (kWeights) softmax_part(step, before, parity);
+    }
+  }
+
+  // [3] Gives the sums of the other warp's rows away and adds what it has of this warp's rows.
+  __device__ __forceinline__ void add_halves(Scores &s) {
+    // Four rows of a block's second line of Q for each eight keys.
+    const auto at = [&](int block, int n) {
+      return reinterpret_cast<float4 *>(shared_ + (block * 16 + n * 4 + lane_ / 8) * C::kPitch + 128 + lane_ % 8 * 16);
+    };
+    if (C::kPairBlocks == 2 || half_ == 1) {
+      const auto &given = s[C::kPairBlocks - 1];
+#pragma unroll
+      for (int n = 0; n < kKeyBlocks; ++n) *at(other_, n) = {given[n][0], given[n][1], given[n][2], given[n][3]};
+    }
+    ptx::barrier_sync(kPair + pair_, 64);
+    if (!has_rows()) return;
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+      const float4 x = *at(mine_, n);
+      s[0][n][0] += x.x;
+      s[0][n][1] += x.y;
+      s[0][n][2] += x.z;
+      s[0][n][3] += x.w;
+    }
+  }
+
+  // [3] end.
+  __device__ __forceinline__ void scale(int32_t first_key, float (&s)[kKeyBlocks][4]) {
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] *= scale_log2_;
+    }
+    if (first_key + C::kKeys <= seen_by_all_) return;
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (first_key + n * 8 + mma_col(lane_, i) >= limit_[i / 2]) s[n][i] = kMinusInf;
+    }
+  }
+
+  // [4] in parts, one a step of pass(), so that they can stand between products.
+  __device__ __forceinline__ void softmax_part(int part, const float (&s)[kKeyBlocks][4], int parity) {
+    constexpr int kFirst = 4;  // part of the first weights
+    static_assert(kFirst + kKeyBlocks < kSteps, "a step for each part");
+    if (part == kFirst) ptx::barrier_sync(kWeightsRead + parity, C::kThreads);
+    if (part == kFirst + kKeyBlocks) ptx::barrier_arrive(kWeightsReady + parity, C::kThreads);
+    if (!has_rows()) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = mine_ * 16 + mma_row(lane_, 2 * i);
+      if (part == 0) {
+        now_[i] = max_[i];
+#pragma unroll
+        for (int n = 0; n < kKeyBlocks; ++n) now_[i] = fmaxf(now_[i], fmaxf(s[n][2 * i], s[n][2 * i + 1]));
+      } else if (part < 3) {
+        now_[i] = fmaxf(now_[i], __shfl_xor_sync(~0u, now_[i], part));
+      } else if (part == 3) {
+        // The reference moves only if weights would grow beyond 2^kSlack. (-inf - -inf is NaN.)
+        if (now_[i] - max_[i] <= kSlack) now_[i] = max_[i];
+        reference_[i] = now_[i] == kMinusInf ? 0.0f : now_[i];  // no key yet, or all scores -inf: weights 0, not NaN
+        factor_[i] = ptx::exp2_approx(max_[i] - reference_[i]);
+        max_[i] = now_[i];
+        sum_[i] *= factor_[i];
+      } else if (part < kFirst + kKeyBlocks) {
+        const int n = part - kFirst;
+        const float low = ptx::exp2_approx(s[n][2 * i] - reference_[i]),
+                    high = ptx::exp2_approx(s[n][2 * i + 1] - reference_[i]);
+        sum_[i] += low + high;
+        // P: 64 bytes of the row's first line of Q.
+        char *to = shared_ + swizzled<C::kPitch>(row, parity * 4 + n) + lane_ % 4 * 4;
+        *reinterpret_cast<uint32_t *>(to) = C::T::pack(low, high);
+        auto *factors = reinterpret_cast<float *>(shared_ + C::kOffsetFactors) + parity * C::kRows;
+        if (n == 0 && lane_ % 4 == 0) factors[row] = factor_[i];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write_state() {
+    auto *max_of = reinterpret_cast<float *>(shared_ + C::kOffsetMax),
+         *sum_of = reinterpret_cast<float *>(shared_ + C::kOffsetSum);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = sum_[i];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int row = mine_ * 16 + mma_row(lane_, 2 * i);
+      if (lane_ % 4 == 0) {
+        max_of[row] = max_[i];
+        sum_of[row] = sum;
+      }
+    }
+  }
+
+  static constexpr float kSlack = 8.0f;  // log2 units: weights up to 256 fit f16 and lose nothing in bf16
+
+  const Problem &p_;
+  char *shared_;
+  const int pair_, half_, lane_ = threadIdx.x % 32;
+  int mine_, other_;  // blocks of 16 rows
+  float scale_log2_;
+  int parity_ = 0;  // of the next item
+  Ring<C::kStages> ring_;
+  uint32_t k_tile_ = 0;
+  uint32_t kept_[kKept][C::kPairBlocks][4];
+  int32_t seen_by_all_ = 0, limit_[2] = {0, 0};
+  // Of rows mma_row(lane, 0) and mma_row(lane, 2) of block mine_; maxima in log2 units.
+  float max_[2], now_[2], reference_[2], factor_[2];
+  float sum_[2];  // of the keys that this lane has
+};
+
+// One of the warps that copy keys and have the accumulators. These leave few registers: an item stays in shared memory.
+template <class C>
+class Sm80ValueWarp {
+  static constexpr int kColumnBlocks = C::kWarpValues / 8;
+
+ public:
+  __device__ __forceinline__ Sm80ValueWarp(const Launch &l, char *shared, int warp)
+      : l_(l), p_(l.p), shared_(shared), warp_(warp) {}
+
+  __device__ __forceinline__ void run() {
+    for (int parity = 0;; parity ^= 1) {
+      ptx::barrier_sync(kItem, C::kThreads);
+      const Item &item = shared_items<C>(shared_)[parity];
+      if (item.request < 0) return;
+      run(item);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void run(const Item &item) {
+    const int tiles = num_tiles<C>(item);
+    if (tiles > 0) {
+      load_queries(item);
+      fetch_page(item, 0);
+      Ring<C::kStages> ahead = ring_;
+      for (int t = 0; t < C::kStages && t < tiles; ++t, ahead.next()) load_tile(item, t, ahead.stage);
+    }
+    clear();
+    for (int t = 0; t < 2 && t < tiles; ++t) ptx::barrier_arrive(kWeightsRead + t, C::kThreads);
+    for (int t = 0; t < tiles; ++t, ring_.next()) {
+      ptx::barrier_sync(kWeightsReady + t % 2, C::kThreads);
+      ptx::mbarrier_wait(full(ring_.stage), ring_.phase);  // already so
+      accumulate(t % 2, t + 2 < tiles);
+      if (t + C::kStages < tiles) {
+        ptx::barrier_sync(kValues, 32 * C::kValueWarps);
+        load_tile(item, t + C::kStages, ring_.stage);
+      }
+    }
+    ptx::barrier_sync(kItem, C::kThreads);
+    if (item.part >= 0) {
+      write_part(item);
+    } else {
+      write_result(item);
+    }
+  }
+
+  // ---- Loads ----
+
+  // Row of a tile that this lane copies.
+  __device__ __forceinline__ int warp_row() const { return warp_ * C::kWarpLoads + ptx::lane() / 8; }
+
+  __device__ __forceinline__ void load_queries(const Item &item) {
+    const int64_t rows = rules::request_rows(p_, item.request);
+    for (int r = warp_row(); r < C::kRows; r += C::kWarpLoads * C::kValueWarps) {
+      const int64_t row = item.row_tile * static_cast<int64_t>(C::kRows) + r;
+      const char *from = nullptr;
+      if (row < rows)
+        from = static_cast<const char *>(p_.q) + rules::q_offset(p_, item.request, rules::unpack_row(row, p_.num_heads)) * 2;
+      copy_rows<C>(shared_, r, from, p_.q_dtype);
+    }
+  }
+
+  // Looks up the page of this lane's key of tile t, one tile ahead of the copies. Only the load is here: whatever used its result
+  // would wait for it.
+  __device__ __forceinline__ void fetch_page(const Item &item, int t) {
+    const int64_t key = item.key_begin + static_cast<int64_t>(t) * C::kKeys + warp_row();
+    const rules::Slot slot = rules::slot_of(static_cast<int32_t>(key), p_.page_size);
+    offset_ = slot.offset;
+    page_ = -1;
+    if (key < item.key_end && slot.entry < p_.table_width) page_ = rules::page_id(p_, item.request, slot.entry);
+  }
+
+  __device__ __forceinline__ void load_tile(const Item &item, int t, int stage) {
+    copy_rows<C>(shared_ + C::kOffsetK + stage * C::kTileBytes, warp_row(), slot_address(p_, page_, offset_), p_.kv_dtype);
+    fetch_page(item, t + 1);
+    if (rules::is_fp8(p_.kv_dtype)) {
+      ptx::cp_async_wait_all();  // queries
+      ptx::mbarrier_arrive(full(stage));
+    } else {
+      ptx::mbarrier_arrive_after_copies(full(stage));
+    }
+  }
+
+  __device__ __forceinline__ uint32_t full(int stage) const {
+    return ptx::shared_address(shared_) + C::kOffsetFull + stage * 8;
+  }
+
+  // ---- One tile ----
+
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int m = 0; m < kRowBlocks; ++m) {
+    for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
       for (int j = 0; j < kColumnBlocks; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) acc_[m][j][i] = 0;
       }
     }
-    sum_ = 0;
-    max_[0] = max_[1] = kMinusInf;
-  }
-
-  // [3] S = Q K^T of this warp's 16 rows and kWarpKeys keys. Offsets within a line are kept in registers; lines are immediates.
-  __device__ __forceinline__ void scores(int stage, float (&s)[kScoreBlocks][4]) {
-    const uint32_t q = ptx::shared_address(shared_);
-    const uint32_t k = ptx::shared_address(shared_) + C::kOffsetK + stage * C::kTileBytes;
-    uint32_t q_at[4], k_at[2];
-#pragma unroll
-    for (int h = 0; h < 4; ++h) q_at[h] = q + swizzled<C::kPitch>(row_warp_ * 16 + lane_ % 16, h * 2 + lane_ / 16);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) k_at[h] = k + swizzled<C::kPitch>(key_warp_ * C::kWarpKeys + lane_ % 8, h * 4 + lane_ / 8);
-#pragma unroll
-    for (int j = 0; j < kScoreBlocks; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[j][i] = 0;
-    }
-#pragma unroll
-    for (int d = 0; d < C::kQk / 32; ++d) {
-      const int half = d % 2, line = d / 2 * 128;
-      uint32_t a[2][4];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) ptx::ldmatrix_x4(a[h], q_at[half * 2 + h] + line);
-#pragma unroll
-      for (int j = 0; j < kScoreBlocks; ++j) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4(b, k_at[half] + line + j * 8 * C::kPitch);
-        C::T::mma(s[j], a[0], b[0], b[1]);
-        C::T::mma(s[j], a[1], b[2], b[3]);
-      }
-    }
-  }
-
-  // [3] end and [4].
-  __device__ __forceinline__ void softmax(int32_t first_key, float (&s)[kScoreBlocks][4]) {
-    auto *row_max = reinterpret_cast<float *>(shared_ + C::kOffsetMax);  // [kKeyWarps][kRows]
-    auto *alpha = reinterpret_cast<float *>(shared_ + C::kOffsetAlpha);  // [kRows]
-    auto *sums = reinterpret_cast<float *>(shared_ + C::kOffsetSums);    // [kKeys / 8][kRows]
-    float largest[2] = {kMinusInf, kMinusInf};
-    const bool boundary = first_key + C::kKeys > seen_by_all_;
-#pragma unroll
-    for (int j = 0; j < kScoreBlocks; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s[j][i] *= scale_log2_;
-        const int32_t key = first_key + key_warp_ * C::kWarpKeys + j * 8 + mma_col(lane_, i);
-        if (boundary && key >= limit_[i / 2]) s[j][i] = kMinusInf;
-        largest[i / 2] = fmaxf(largest[i / 2], s[j][i]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 1));
-      largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 2));
-      if (lane_ % 4 == 0) row_max[key_warp_ * C::kRows + row_warp_ * 16 + mma_row(lane_, 2 * i)] = largest[i];
-    }
-    __syncthreads();  // B
-    float reference[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = row_warp_ * 16 + mma_row(lane_, 2 * i);
-      float now = max_[i];
-#pragma unroll
-      for (int w = 0; w < C::kKeyWarps; ++w) now = fmaxf(now, row_max[w * C::kRows + row]);
-      // The reference moves only if weights would grow beyond 2^kSlack. (-inf - -inf is NaN.)
-      if (now - max_[i] <= kSlack) now = max_[i];
-      reference[i] = now == kMinusInf ? 0.0f : now;  // no key yet, or all scores -inf: weights 0, not NaN
-      if (key_warp_ == 0 && lane_ % 4 == 0) alpha[row] = ptx::exp2_approx(max_[i] - reference[i]);
-      max_[i] = now;
-    }
-#pragma unroll
-    for (int j = 0; j < kScoreBlocks; ++j) {
-      const int chunk = key_warp_ * kScoreBlocks + j;  // of 8 keys
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = row_warp_ * 16 + mma_row(lane_, 2 * i);
-        const float low = ptx::exp2_approx(s[j][2 * i] - reference[i]);
-        const float high = ptx::exp2_approx(s[j][2 * i + 1] - reference[i]);
-        const uint32_t at = C::kOffsetP + swizzled<C::kPPitch>(row, chunk) + lane_ % 4 * 4;
-        *reinterpret_cast<uint32_t *>(shared_ + at) = C::T::pack(low, high);
-        float sum = low + high;
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (lane_ % 4 == 0) sums[chunk * C::kRows + row] = sum;
-      }
-    }
-    __syncthreads();  // C
   }
 
   // [5].
-  __device__ __forceinline__ void accumulate(int stage) {
-    const auto *alpha = reinterpret_cast<const float *>(shared_ + C::kOffsetAlpha);
-    float a[kRowBlocks][2];
+  __device__ __forceinline__ void accumulate(int parity, bool again) {
+    const auto *factors = reinterpret_cast<const float *>(shared_ + C::kOffsetFactors) + parity * C::kRows + ptx::lane() / 4;
+    float factor[C::kBlocks][2];
     bool changed = false;
 #pragma unroll
-    for (int m = 0; m < kRowBlocks; ++m) {
+    for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        a[m][i] = alpha[m * 16 + mma_row(lane_, 2 * i)];
-        changed = changed || a[m][i] != 1.0f;
+        factor[m][i] = factors[m * 16 + i * 8];
+        changed = changed || factor[m][i] != 1.0f;
       }
     }
     if (__any_sync(~0u, changed)) {
 #pragma unroll
-      for (int m = 0; m < kRowBlocks; ++m) {
+      for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; ++j) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) acc_[m][j][i] *= a[m][i / 2];
+          for (int i = 0; i < 4; ++i) acc_[m][j][i] *= factor[m][i / 2];
         }
       }
     }
-    if (threadIdx.x < C::kRows) {
-      const auto *sums = reinterpret_cast<const float *>(shared_ + C::kOffsetSums) + threadIdx.x;
-      sum_ *= alpha[threadIdx.x];
-#pragma unroll
-      for (int i = 0; i < C::kKeys / 8; ++i) sum_ += sums[i * C::kRows];
-    }
-    const uint32_t p = ptx::shared_address(shared_) + C::kOffsetP;
-    const uint32_t v = ptx::shared_address(shared_) + C::kOffsetK + stage * C::kTileBytes;
-    uint32_t p_at[C::kKeys / 16], v_at[kColumnBlocks / 2];
-#pragma unroll
-    for (int k = 0; k < C::kKeys / 16; ++k) p_at[k] = p + swizzled<C::kPPitch>(lane_ % 16, k * 2 + lane_ / 16);
-#pragma unroll
-    for (int j = 0; j < kColumnBlocks / 2; ++j)
-      v_at[j] = v + swizzled<C::kPitch>(lane_ % 16, warp_ * (C::kWarpValues / 8) + j * 2 + lane_ / 16);
+    const uint32_t p_at = ptx::shared_address(shared_) + swizzled<C::kPitch>(ptx::lane() % 16, parity * 4 + ptx::lane() / 16);
+    const uint32_t v_at = ptx::shared_address(shared_) + C::kOffsetK + ring_.stage * C::kTileBytes +
+                          swizzled<C::kPitch>(ptx::lane() % 16, warp_ * (C::kWarpValues / 8) + ptx::lane() / 16);
 #pragma unroll
     for (int k = 0; k < C::kKeys / 16; ++k) {
-      uint32_t w[kRowBlocks][4];
+      uint32_t w[C::kBlocks][4];
 #pragma unroll
-      for (int m = 0; m < kRowBlocks; ++m) ptx::ldmatrix_x4(w[m], p_at[k] + m * 16 * C::kPPitch);
+      for (int m = 0; m < C::kBlocks; ++m) ptx::ldmatrix_x4(w[m], (p_at ^ k << 5) + m * 16 * C::kPitch);
+      if (k == C::kKeys / 16 - 1 && again) ptx::barrier_arrive(kWeightsRead + parity, C::kThreads);
 #pragma unroll
       for (int j = 0; j < kColumnBlocks; j += 2) {
         uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, v_at[j / 2] + k * 16 * C::kPitch);
+        ptx::ldmatrix_x4_trans(b, (v_at ^ j << 4) + k * 16 * C::kPitch);  // chunk j of the warp's part of the line
 #pragma unroll
-        for (int m = 0; m < kRowBlocks; ++m) {
+        for (int m = 0; m < C::kBlocks; ++m) {
           C::T::mma(acc_[m][j], w[m], b[0], b[1]);
           C::T::mma(acc_[m][j + 1], w[m], b[2], b[3]);
         }
@@ -350,95 +447,87 @@ class Sm80Block {
 
   // ---- Results ----
 
-  __device__ __forceinline__ void finish(const Item &item) {
-    auto *max_of = reinterpret_cast<float *>(shared_ + C::kOffsetAlpha);  // [kRows]; alpha is no longer read after the barrier
-    auto *sum_of = reinterpret_cast<float *>(shared_ + C::kOffsetSums);   // [kRows]
-    __syncthreads();
-    if (key_warp_ == 0 && lane_ % 4 == 0) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) max_of[row_warp_ * 16 + mma_row(lane_, 2 * i)] = max_[i];
-    }
-    if (threadIdx.x < C::kRows) sum_of[threadIdx.x] = sum_;
-    __syncthreads();
-    if (item.part >= 0) {
-      write_part(item, max_of, sum_of);
-    } else {
-      write_result(item, max_of, sum_of);
-    }
-  }
+  __device__ __forceinline__ float max_of(int row) const { return reinterpret_cast<float *>(shared_ + C::kOffsetMax)[row]; }
+  __device__ __forceinline__ float sum_of(int row) const { return reinterpret_cast<float *>(shared_ + C::kOffsetSum)[row]; }
 
-  __device__ __forceinline__ void write_part(const Item &item, const float *max_of, const float *sum_of) {
+  __device__ __forceinline__ void write_part(const Item &item) {
     const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, C::kV);
     float *to = l_.parts + item.part * part.size;
-    for (int r = threadIdx.x; r < C::kRows; r += C::kThreads) {
-      to[part.max + r] = max_of[r];
-      to[part.sum + r] = sum_of[r];
+    for (int r = warp_ * 32 + ptx::lane(); r < C::kRows; r += 32 * C::kValueWarps) {
+      to[part.max + r] = max_of(r);
+      to[part.sum + r] = sum_of(r);
     }
     if (item.key_begin == item.key_end) return;  // weighs nothing: acc is not looked at
 #pragma unroll
-    for (int m = 0; m < kRowBlocks; ++m) {
+    for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float *row = to + part.acc + (m * 16 + mma_row(lane_, 2 * i)) * C::kV + warp_ * C::kWarpValues;
+        float *row = to + part.acc + (m * 16 + mma_row(ptx::lane(), 2 * i)) * C::kV + warp_ * C::kWarpValues;
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; ++j) {
-          *reinterpret_cast<float2 *>(row + j * 8 + mma_col(lane_, 0)) = {acc_[m][j][2 * i], acc_[m][j][2 * i + 1]};
+          *reinterpret_cast<float2 *>(row + j * 8 + mma_col(ptx::lane(), 0)) = {acc_[m][j][2 * i], acc_[m][j][2 * i + 1]};
         }
       }
     }
   }
 
-  __device__ __forceinline__ void write_result(const Item &item, const float *max_of, const float *sum_of) {
+  __device__ __forceinline__ void write_result(const Item &item) {
+    const float out_scale = p_.k_scale != nullptr ? *p_.k_scale : 1.0f;
     const int64_t rows = rules::request_rows(p_, item.request);
     const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
-    for (int r = threadIdx.x; r < C::kRows && first + r < rows; r += C::kThreads) {
+    for (int r = warp_ * 32 + ptx::lane(); r < C::kRows && first + r < rows; r += 32 * C::kValueWarps) {
       const rules::Row row = rules::unpack_row(first + r, p_.num_heads);
-      p_.lse[rules::lse_offset(p_, item.request, row)] = lse_of(row_state(item, row, max_of[r], sum_of[r]));
+      p_.lse[rules::lse_offset(p_, item.request, row)] = lse_of(row_state(item, row, r));
     }
 #pragma unroll
-    for (int m = 0; m < kRowBlocks; ++m) {
+    for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int r = m * 16 + mma_row(lane_, 2 * i);
+        const int r = m * 16 + mma_row(ptx::lane(), 2 * i);
         if (first + r >= rows) continue;
         const rules::Row row = rules::unpack_row(first + r, p_.num_heads);
-        const float scale = row_scale(row_state(item, row, max_of[r], sum_of[r]), out_scale_);
+        const float scale = row_scale(row_state(item, row, r), out_scale);
         auto *to =
             static_cast<typename C::T::Element *>(p_.out) + rules::out_offset(p_, item.request, row) + warp_ * C::kWarpValues;
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; ++j) {
-          *reinterpret_cast<uint32_t *>(to + j * 8 + mma_col(lane_, 0)) =
+          *reinterpret_cast<uint32_t *>(to + j * 8 + mma_col(ptx::lane(), 0)) =
               C::T::pack(acc_[m][j][2 * i] * scale, acc_[m][j][2 * i + 1] * scale);
         }
       }
     }
   }
 
-  __device__ __forceinline__ RowState row_state(const Item &item, rules::Row row, float max, float sum) const {
-    return {{max, sum}, rules::visible_keys(p_, item.request, row.token) > 0};
+  __device__ __forceinline__ RowState row_state(const Item &item, rules::Row row, int r) const {
+    return {{max_of(r), sum_of(r)}, rules::visible_keys(p_, item.request, row.token) > 0};
   }
-
-  static constexpr float kSlack = 8.0f;  // log2 units: weights up to 256 fit f16 and lose nothing in bf16
 
   const Launch &l_;
   const Problem &p_;
   char *shared_;
-  float scale_log2_, out_scale_;
-  const int warp_ = threadIdx.x / 32, lane_ = threadIdx.x % 32;
-  const int row_warp_ = warp_ % C::kRowWarps, key_warp_ = warp_ / C::kRowWarps;
+  const int warp_;
+  Ring<C::kStages> ring_;
   int32_t page_ = -1, offset_ = 0;
-  int32_t seen_by_all_ = 0, limit_[2] = {0, 0};
-  float max_[2];  // of rows mma_row(lane, 0) and mma_row(lane, 2) of this row warp, log2 units
-  float sum_;     // of row threadIdx.x
-  float acc_[kRowBlocks][kColumnBlocks][4];
+  float acc_[C::kBlocks][kColumnBlocks][4];
 };
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm) verify_sm80_kernel(const __grid_constant__ Launch l) {
+__global__ void __launch_bounds__(C::kThreads, 1) verify_sm80_kernel(const __grid_constant__ Launch l) {
   extern __shared__ __align__(128) char shared[];
   ptx::launch_dependents();
-  Sm80Block<C> block(l, shared);
-  for_each_item<C::kRows, C::kKeys>(l, [&](const Item &item) { block.run(item); });
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < C::kStages; ++i)
+      ptx::mbarrier_init(ptx::shared_address(shared) + C::kOffsetFull + i * 8, 32 * C::kValueWarps);
+  }
+  __syncthreads();
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
+  if (warp < C::kScoreWarps) {
+    Sm80ScoreWarp<C> role(l, shared, warp);
+    for_each_item<C::kRows, C::kKeys>(l, 0, [&](const Item &item) { role.run(item); });
+    role.publish({-1, 0, 0, 0, 0});
+  } else {
+    Sm80ValueWarp<C>(l, shared, warp - C::kScoreWarps).run();
+  }
 }
 
 }  // namespace mlaverify::cuda

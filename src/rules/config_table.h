@@ -12,14 +12,15 @@ struct VerifyConfig {
   int32_t waves_per_eu = 0, matrix_instr_nonkdim = 0, kpack = 0;
 };
 
-enum class Arch : int32_t { cpu, sm_80, sm_86, sm_90, gfx942 };
-constexpr int32_t kNumArchs = 5;
+enum class Arch : int32_t { cpu, sm_80, sm_86, sm_90, sm_100, gfx942 };
+constexpr int32_t kNumArchs = 6;
 MLAVERIFY_HD const char *arch_name(Arch a) {
   switch (a) {
     case Arch::cpu: return "cpu";
     case Arch::sm_80: return "sm_80";
     case Arch::sm_86: return "sm_86";
     case Arch::sm_90: return "sm_90";
+    case Arch::sm_100: return "sm_100";
     case Arch::gfx942: return "gfx942";
   }
   return "";
@@ -37,24 +38,46 @@ MLAVERIFY_HD VerifyConfig cpu_config() {
   return c;
 }
 
-// CUDA GPUs: the row for a device goes by the shared memory that a block may have there (sm_86 also stands for sm_89 and
+// CUDA GPUs: sm_90 is Hopper alone; the other rows go by the shared memory that a block may have (sm_86 also stands for sm_89 and
 // sm_12x).
-MLAVERIFY_HD Arch gpu_arch(int32_t shared_bytes) {
-  return shared_bytes >= 227 * 1024 ? Arch::sm_90 : shared_bytes >= 163 * 1024 ? Arch::sm_80 : Arch::sm_86;
+MLAVERIFY_HD Arch gpu_arch(int32_t compute_capability, int32_t shared_bytes) {
+  if (compute_capability == 90) return Arch::sm_90;
+  return shared_bytes >= 227 * 1024 ? Arch::sm_100 : shared_bytes >= 163 * 1024 ? Arch::sm_80 : Arch::sm_86;
 }
 
-// By the rows of one request (qlen * num_heads): up to 16 take a 16-row tile; more take 64 rows, so that a key tile is read
-// once for all of them. Tiles are as large as shared memory allows with two stages, and have the same keys whatever the rows: a
-// row's bits follow from them.
-MLAVERIFY_HD VerifyConfig gpu_config(Arch arch, int64_t request_rows) {
+// Which of two kernels a Hopper GPU takes where both can do a call: its own, but the portable one, whose tile then has 16 rows, up to
+// 16 rows of a request: those are faster there (docs/notes/2026-11-30-hopper-kernel.md). One kernel for all row counts where a
+// row's bits must not depend on them.
+MLAVERIFY_HD bool takes_hopper_kernel(int64_t request_rows, bool batch_invariant) {
+  return batch_invariant || request_rows > 16;
+}
+
+// The Hopper kernel has one tile.
+MLAVERIFY_HD VerifyConfig hopper_config() {
+  VerifyConfig c;
+  c.block_h = 64;
+  c.block_n = 64;
+  c.split_align = 64;
+  c.min_split_len = 256;
+  c.num_warps = 12;
+  c.num_stages = 2;
+  c.s2_block_s = 128;
+  c.s2_num_warps = 4;
+  return c;
+}
+
+// The portable tensor-core kernel, by the rows of one request (qlen * num_heads): up to 16 take a 16-row tile; more take 64 rows,
+// so that a key tile is read once for all of them. Tiles have the same keys whatever the rows: a row's bits follow from
+// them. As many stages as shared memory allows; warps: 8 for the values, and for the scores 2 for each 32 rows.
+MLAVERIFY_HD VerifyConfig portable_config(Arch arch, int64_t request_rows) {
   const bool few = request_rows <= 16 || arch == Arch::sm_86;
   VerifyConfig c;
   c.block_h = few ? 16 : 64;
-  c.block_n = arch == Arch::sm_90 ? 64 : 32;
+  c.block_n = 32;
   c.split_align = 64;
   c.min_split_len = 256;
-  c.num_warps = few ? c.block_n / 8 : 8;
-  c.num_stages = 2;
+  c.num_warps = few ? 10 : 12;
+  c.num_stages = arch == Arch::sm_90 || arch == Arch::sm_100 ? (few ? 5 : 4) : arch == Arch::sm_80 && few ? 3 : 2;
   c.s2_block_s = 128;
   c.s2_num_warps = 4;
   return c;
@@ -87,7 +110,11 @@ MLAVERIFY_HD VerifyConfig verify_config(Arch arch, int32_t batch, int32_t qlen, 
     case Arch::cpu: return cpu_config();
     case Arch::sm_80:
     case Arch::sm_86:
-    case Arch::sm_90: return gpu_config(arch, static_cast<int64_t>(qlen) * num_heads);
+    case Arch::sm_100: return portable_config(arch, static_cast<int64_t>(qlen) * num_heads);
+    case Arch::sm_90: {
+      const int64_t request_rows = static_cast<int64_t>(qlen) * num_heads;
+      return takes_hopper_kernel(request_rows, false) ? hopper_config() : portable_config(arch, request_rows);
+    }
     case Arch::gfx942: return gfx942_config(rows);
   }
   return {};

@@ -21,6 +21,12 @@ struct Slot {
 
 MLAVERIFY_HD Slot slot_of(int64_t key, int32_t page_size) { return {key / page_size, static_cast<int32_t>(key % page_size)}; }
 
+// The same of a key >= 0 of 32 bits, in 32-bit arithmetic: a fraction of the work on a GPU.
+MLAVERIFY_HD Slot slot_of(int32_t key, int32_t page_size) {
+  const auto k = static_cast<uint32_t>(key), size = static_cast<uint32_t>(page_size);
+  return {k / size, static_cast<int32_t>(k % size)};
+}
+
 MLAVERIFY_HD int32_t page_id(const Problem &p, int32_t request, int64_t entry) {
   return p.block_table[request * p.table_row_stride + entry];
 }
@@ -37,6 +43,6 @@ MLAVERIFY_HD int64_t key_offset(const Problem &p, int32_t request, int64_t key) 
 }
 
 static_assert(pages_for(0, 16) == 0 && pages_for(16, 16) == 1 && pages_for(17, 16) == 2 && pages_for(-4, 16) == 0);
-static_assert(slot_of(100, 48).entry == 2 && slot_of(100, 48).offset == 4);
+static_assert(slot_of(100, 48).entry == 2 && slot_of(int64_t{100}, 48).offset == 4);
 
 }  // namespace mlaverify::rules

@@ -1,6 +1,7 @@
 // The GPU schedule, in one place. The work of a call is a line of key tiles: for each request, for each of its row tiles, the
-// tiles of the keys that the request needs. num_kv_splits = 0 cuts the line in equal contiguous shares, one a block of threads,
-// wherever the borders fall; num_kv_splits >= 1 cuts each request by the split rule (split.h). Both are found on the device
+// tiles of the keys that the request needs. Row tiles of a request can be taken in groups, each by that many blocks of threads at
+// the same time, so that its keys come from memory once and for the other blocks from the L2 cache; the line then counts groups
+// instead of row tiles. num_kv_splits = 0 cuts the line in equal contiguous shares, one a group of blocks, wherever the borders fall; num_kv_splits >= 1 cuts each request by the split rule (split.h). Both are found on the device
 // from the device lengths, so that a captured graph replays right for other lengths.
 #pragma once
 
@@ -32,13 +33,37 @@ struct TilePosition {
   int32_t key_tile;
 };
 
+// Row tiles of a group: up to four, as few idle places as possible in the last group, and then as large as possible.
+MLAVERIFY_HD int32_t row_group(int32_t row_tiles) {
+  int32_t best = 1, idle = row_tiles;
+  for (int32_t g = 2; g <= 4; ++g) {
+    const int32_t places = ceil_div(row_tiles, g) * g - row_tiles;
+    if (row_tiles >= g && places <= idle) {
+      best = g;
+      idle = places;
+    }
+  }
+  return best;
+}
+
+// Keys of the boxes that tiles of `tile_keys` keys are copied by where pages and tiles fit each other: a tile lies in one page, or is
+// made of whole pages of at least 8 keys (the swizzle repeats every 8 rows). 0: they don't.
+MLAVERIFY_HD int32_t box_keys(int32_t page_size, int32_t tile_keys) {
+  if (page_size % tile_keys == 0) return tile_keys;
+  return page_size >= 8 && tile_keys % page_size == 0 ? page_size : 0;
+}
+
 // Where partial results of a share go: it can end with the first tiles of a row tile that a later share continues (slot 1), and
-// begin with tiles of one that an earlier share began (slot 0).
-MLAVERIFY_HD int64_t part_slot(int32_t share, bool begins_here) {
-  return 2 * static_cast<int64_t>(share) + (begins_here ? 1 : 0);
+// begin with tiles of one that an earlier share began (slot 0); `member` is the place of the row tile in its group.
+MLAVERIFY_HD int64_t part_slot(int32_t share, bool begins_here, int32_t group, int32_t member) {
+  return (2 * static_cast<int64_t>(share) + (begins_here ? 1 : 0)) * group + member;
 }
 
 static_assert(num_shares(0, 132, 2) == 1 && num_shares(5, 132, 2) == 2 && num_shares(100000, 132, 2) == 132);
+static_assert(row_group(1) == 1 && row_group(2) == 2 && row_group(3) == 3 && row_group(4) == 4 && row_group(5) == 3);
+static_assert(row_group(6) == 3 && row_group(7) == 4 && row_group(8) == 4 && row_group(0) == 1);
+static_assert(box_keys(64, 64) == 64 && box_keys(128, 64) == 64 && box_keys(16, 64) == 16 && box_keys(48, 64) == 0);
+static_assert(box_keys(4, 64) == 0 && box_keys(1, 64) == 0);
 static_assert(share_begin(10, 3, 0) == 0 && share_begin(10, 3, 1) == 3 && share_begin(10, 3, 3) == 10);
 
 }  // namespace mlaverify::rules

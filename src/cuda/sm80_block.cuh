@@ -1,0 +1,118 @@
+// What both kinds of warps of verify_sm80.cuh share: sizes, the layout of shared memory, barriers, copies.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "cuda/ptx.cuh"
+#include "cuda/schedule.cuh"
+#include "rules/number.h"
+
+namespace mlaverify::cuda {
+
+// Of the 16 hardware barriers of a block.
+enum NamedBarrier : int { kItem = 0, kValues, kWeightsReady, kWeightsRead = kWeightsReady + 2, kPair = kWeightsRead + 2 };
+
+// `arch`: the architecture that the code is compiled for, so that each one has kernels of its own name.
+template <int arch, class Type, int qk_dim, int v_dim, int rows, int keys, int stages, int warps>
+struct Sm80Config {
+  using T = Type;
+  static constexpr int kQk = qk_dim, kV = v_dim, kRows = rows, kKeys = keys, kStages = stages, kWarps = warps;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kBlocks = kRows / 16;                     // blocks of 16 rows
+  static constexpr int kPairBlocks = kBlocks < 2 ? kBlocks : 2;  // of a pair of score warps
+  static constexpr int kScoreWarps = 2 * kBlocks / kPairBlocks;
+  static constexpr int kValueWarps = kWarps - kScoreWarps;
+  static constexpr int kWarpLoads = 4;                        // rows that a value warp copies at a time
+  static constexpr int kWarpValues = kV / kValueWarps;        // columns of a value warp's part of acc
+  static constexpr int kChunks = kQk / 8;                     // 16-byte chunks of a row
+  static constexpr int kPitch = (kQk * 2 + 127) / 128 * 128;  // bytes of a row in shared memory
+
+  static constexpr int kQBytes = kRows * kPitch, kTileBytes = kKeys * kPitch;
+  static constexpr int kOffsetK = kQBytes, kOffsetFactors = kOffsetK + kStages * kTileBytes;
+  static constexpr int kOffsetMax = kOffsetFactors + 2 * 4 * kRows, kOffsetSum = kOffsetMax + 4 * kRows;
+  static constexpr int kOffsetItems = kOffsetSum + 4 * kRows, kOffsetFull = kOffsetItems + 2 * sizeof(Item);
+  static constexpr int kSharedBytes = kOffsetFull + 8 * kStages;
+
+  static_assert(kRows % (16 * kPairBlocks) == 0 && kKeys == 32 && kStages >= 2);
+  static_assert(kPitch >= 256, "P and the sums that a pair exchanges take the first two lines of Q");
+  static_assert(kBlocks * (kWarpValues / 8) * 4 <= 128 && 65536 / kThreads >= 168, "accumulators and what else they need");
+  static_assert(kPair + kScoreWarps / 2 <= 16, "hardware barriers");
+  static_assert(kOffsetItems % 8 == 0 && kOffsetFull % 8 == 0, "alignment of Item and of mbarriers");
+  static_assert(kQk % 32 == 0 && kV % (16 * kValueWarps) == 0, "whole ldmatrix_x4 loads");
+  static_assert(kWarpValues <= 64 && 64 % kWarpValues == 0, "the columns of a value warp are in one line");
+  static_assert(kKeys == kWarpLoads * kValueWarps, "a value warp copies a key with each eight lanes");
+};
+
+// Where a block is in the circle of stages.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;  // of the stage's mbarrier
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Rows of a tile are lines of 128 bytes, each of 8 chunks of 16 bytes. Byte offset of chunk `chunk` of row `row`; chunks further
+// along the row keep their place in the line: add 128 a line.
+template <int kPitchBytes>
+__device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
+  static_assert(kPitchBytes % 128 == 0);
+  return static_cast<uint32_t>(row * kPitchBytes + ((chunk ^ (row & 7)) << 4));
+}
+
+// 8 FP8 numbers as 8 numbers of T, exactly.
+template <class T>
+__device__ __forceinline__ uint4 widen(uint2 from, bool e4m3) {
+  uint32_t to[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto two = static_cast<__nv_fp8x2_storage_t>((i < 2 ? from.x : from.y) >> (i % 2 * 16) & 0xffffu);
+    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(two, e4m3 ? __NV_E4M3 : __NV_E5M2);
+    const float2 f = __half22float2(__half2(h));
+    to[i] = T::pack(f.x, f.y);
+  }
+  return {to[0], to[1], to[2], to[3]};
+}
+
+// Copies four rows into a tile: a row by each eight lanes, which pass its address (null: zeros) and its row of the tile.
+// Completes with the thread's cp.async copies, or, for FP8 caches, at once.
+template <class C>
+__device__ __forceinline__ void copy_rows(char *tile, int row, const char *from, DType type) {
+  constexpr int kLines = C::kPitch / 128;
+  const int chunk = ptx::lane() % 8;  // of each line
+  char *to = tile + swizzled<C::kPitch>(row, chunk);
+  const auto inside = [&](int line) { return line * 8 + 8 <= C::kChunks || line * 8 + chunk < C::kChunks; };
+  if (rules::is_fp8(type)) {
+    uint2 bytes[kLines];
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+      bytes[line] = {0, 0};
+      if (from != nullptr && inside(line)) bytes[line] = reinterpret_cast<const uint2 *>(from)[line * 8 + chunk];
+    }
+#pragma unroll
+    for (int line = 0; line < kLines; ++line)
+      if (inside(line)) *reinterpret_cast<uint4 *>(to + line * 128) = widen<typename C::T>(bytes[line], type == DType::f8_e4m3);
+    return;
+  }
+  const uint32_t to_shared = ptx::shared_address(to);
+#pragma unroll
+  for (int line = 0; line < kLines; ++line)
+    if (inside(line)) ptx::cp_async_16(to_shared + line * 128, from + line * 128 + chunk * 16, from != nullptr);
+}
+
+// The current item and the one before or after it, each in its turn.
+template <class C>
+__device__ __forceinline__ Item *shared_items(char *shared) {
+  return reinterpret_cast<Item *>(shared + C::kOffsetItems);
+}
+
+template <class C>
+__device__ __forceinline__ int num_tiles(const Item &item) {
+  return (item.key_end - item.key_begin + C::kKeys - 1) / C::kKeys;
+}
+
+}  // namespace mlaverify::cuda

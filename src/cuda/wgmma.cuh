@@ -1,0 +1,83 @@
+// wgmma of Hopper (sm_90a), as the kernel of verify_sm90.cuh uses it: f16 or bf16, f32 accumulators, both operands in shared memory
+// as blocks of 64 columns: rows of 128 bytes whose 16-byte chunks are swizzled by the row (swizzled<128> of tile.cuh).
+//
+// Issued by all 128 threads of a warpgroup; accumulators must not be touched between wgmma_commit() and the wait for it. Warp w of
+// the group has rows 16 w ... 16 w + 15; register i of n8 block j is where mma_row() and mma_col() say.
+#pragma once
+
+#include "cuda/mma.cuh"
+
+namespace mlaverify::cuda {
+
+// Matrix descriptor (PTX ISA, "Matrix descriptor format"): start, leading and stride byte offsets in units of 16, 128-byte swizzle.
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |
+         static_cast<uint64_t>(stride >> 4) << 32 | uint64_t{1} << 62;
+}
+
+// Columns along the products (K-major): 8 rows are 1024 bytes; the leading offset is not used.
+__device__ __forceinline__ uint64_t k_major(uint32_t address) { return wgmma_descriptor(address, 16, 1024); }
+
+// Rows along the products (MN-major): 8 rows are 1024 bytes, the next 64 columns `block_bytes` away.
+__device__ __forceinline__ uint64_t mn_major(uint32_t address, uint32_t block_bytes) {
+  return wgmma_descriptor(address, block_bytes, 1024);
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most `pending` of the newest groups are in flight.
+template <int pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Lists of asm operands: ten names that begin with the digits d, and eight registers.
+#define MLAVERIFY_TEN(d) "%" #d "0, %" #d "1, %" #d "2, %" #d "3, %" #d "4, %" #d "5, %" #d "6, %" #d "7, %" #d "8, %" #d "9, "
+#define MLAVERIFY_8(x, i)                                                                                                   \
+  "+f"(x[(i)]), "+f"(x[(i) + 1]), "+f"(x[(i) + 2]), "+f"(x[(i) + 3]), "+f"(x[(i) + 4]), "+f"(x[(i) + 5]), "+f"(x[(i) + 6]), \
+      "+f"(x[(i) + 7])
+#define MLAVERIFY_32(x, i) MLAVERIFY_8(x, i), MLAVERIFY_8(x, (i) + 8), MLAVERIFY_8(x, (i) + 16), MLAVERIFY_8(x, (i) + 24)
+
+template <class T>
+struct Wgmma;
+
+// scores: d (+)= a b^T, 64 rows x 64 keys x 16 columns; `first`: without the old d.
+// values: d += a b, 64 rows x 256 columns x 16 keys; `a` in shared memory, or in registers as mma.sync has it.
+#define MLAVERIFY_D128                                                                                                      \
+  "{" MLAVERIFY_TEN() MLAVERIFY_TEN(1) MLAVERIFY_TEN(2) MLAVERIFY_TEN(3) MLAVERIFY_TEN(4) MLAVERIFY_TEN(5) MLAVERIFY_TEN(6) \
+      MLAVERIFY_TEN(7) MLAVERIFY_TEN(8) MLAVERIFY_TEN(9) MLAVERIFY_TEN(10)                                                  \
+          MLAVERIFY_TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127}, "
+#define MLAVERIFY_WGMMA(T, TYPES)                                                                                         \
+  template <>                                                                                                             \
+  struct Wgmma<T> {                                                                                                       \
+    static __device__ __forceinline__ void scores(float (&d)[32], uint64_t a, uint64_t b, bool first) {                   \
+      asm volatile(                                                                                                       \
+          "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                                       \
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {" MLAVERIFY_TEN() MLAVERIFY_TEN(1)                       \
+              MLAVERIFY_TEN(2) "%30, %31}, %32, %33, p, 1, 1, 0, 0;}\n"                                                   \
+          : MLAVERIFY_32(d, 0)                                                                                            \
+          : "l"(a), "l"(b), "r"(static_cast<int>(!first)));                                                               \
+    }                                                                                                                     \
+    static __device__ __forceinline__ void values(float (&d)[128], uint64_t a, uint64_t b) {                              \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPES " " MLAVERIFY_D128 "%128, %129, 1, 1, 1, 0, 1;\n" \
+                   : MLAVERIFY_32(d, 0), MLAVERIFY_32(d, 32), MLAVERIFY_32(d, 64), MLAVERIFY_32(d, 96)                    \
+                   : "l"(a), "l"(b));                                                                                     \
+    }                                                                                                                     \
+    static __device__ __forceinline__ void values(float (&d)[128], const uint32_t *a, uint64_t b) {                       \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPES " " MLAVERIFY_D128                                \
+                   "{%128, %129, %130, %131}, %132, 1, 1, 1, 1;\n"                                                        \
+                   : MLAVERIFY_32(d, 0), MLAVERIFY_32(d, 32), MLAVERIFY_32(d, 64), MLAVERIFY_32(d, 96)                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                 \
+    }                                                                                                                     \
+  };
+
+MLAVERIFY_WGMMA(Bf16, "bf16.bf16")
+MLAVERIFY_WGMMA(F16, "f16.f16")
+
+#undef MLAVERIFY_WGMMA
+#undef MLAVERIFY_D128
+#undef MLAVERIFY_32
+#undef MLAVERIFY_8
+#undef MLAVERIFY_TEN
+
+}  // namespace mlaverify::cuda
