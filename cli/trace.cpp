@@ -19,7 +19,7 @@ namespace {
 constexpr std::string_view kHeader = "arrival_ms,input_tokens,output_tokens";
 constexpr std::string_view kSessionHeader = "session,arrival_ms,input_tokens,output_tokens";
 constexpr std::size_t kMaxLineBytes = 1024;
-constexpr std::size_t kMaxRequests = 10'000'000;
+constexpr std::size_t kMaxTraceRequests = 10'000'000;
 constexpr double kMaxArrivalMs = 1e12;  // 31 years
 
 // Text of the file as an error message can show it: printable, short.
@@ -116,7 +116,8 @@ std::vector<TraceRequest> parse_trace(std::istream &in, const std::string &name)
                               columns));
     }
     if (has_session && fields[0].empty()) reader.fail("session is empty; it should name the request's session");
-    if (requests.size() == kMaxRequests) reader.fail(fmt::format("more than {} requests; cut the trace", kMaxRequests));
+    if (requests.size() == kMaxTraceRequests)
+      reader.fail(fmt::format("more than {} requests; cut the trace", kMaxTraceRequests));
     const std::size_t first = columns - 3;
     requests.push_back({reader.number(), arrival(reader, fields[first]), tokens(reader, "input_tokens", fields[first + 1], 1),
                         tokens(reader, "output_tokens", fields[first + 2], 0)});

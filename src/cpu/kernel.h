@@ -170,7 +170,7 @@ inline void scale_scores(float *scores, int32_t n, float scale) {
 // and the weight of its key by as much as the score; a row may be off by 2e-5 (docs/tolerance.md).
 constexpr float kTrustedScore = 128.0f;
 
-// The Euclidean norm of a row; infinity where f32 cannot tell it (zero included), so that no bound made of it is trusted.
+// The Euclidean norm of a row; infinity where f32 cannot tell it, so that no bound made of it is trusted.
 inline float norm(const float *row, int32_t width) {
   Vec squares = Vec::zero();
   for (int32_t d = 0; d < width; d += Vec::width) {
@@ -178,7 +178,11 @@ inline float norm(const float *row, int32_t width) {
     squares = fma(x, x, squares);
   }
   const float s = sum(squares);
-  return s > 0x1p-80f && s < 0x1p80f ? std::sqrt(s) : std::numeric_limits<float>::infinity();
+  if (s > 0x1p-80f && s < 0x1p80f) return std::sqrt(s);
+  for (int32_t d = 0; d < width; ++d) {
+    if (row[d] != 0.0f) return std::numeric_limits<float>::infinity();
+  }
+  return 0;
 }
 
 // For one row of f32 queries, after scale_scores(): recomputes in f64 the scores whose bound is not trusted, as scores[i] + low[i].
