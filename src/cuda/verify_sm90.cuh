@@ -177,7 +177,7 @@ class Sm90Products {
   __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kBarrierGroup + group_, C::kGroup); }
 
   // Of [1] and [2], what comes first: waits until tile t or P(t-1) is here. The same answer for all warps of the group, which have to
-  // issue their products in the same order.
+  // issue their products in the same order. (It is read by all before it can be written again: that takes their weights.)
   __device__ __forceinline__ bool scores_first(int t) const {
     auto *answer = reinterpret_cast<volatile int *>(shared_ + C::kOffsetAnswer) + group_;
     if (warp_ == 0) {
@@ -188,12 +188,11 @@ class Sm90Products {
       if (lane_ == 0) *answer = here ? 1 : 0;
     }
     group_barrier();
-    const bool first = __any_sync(~0u, *answer != 0);
-    return first;
+    return __any_sync(~0u, *answer != 0);
   }
 
-  // Copied boxes hold whatever lies behind the keys that some row sees, and 0 * NaN would be NaN: zeros to this group's columns of the
-  // `keys` keys of the item, if t is a boundary tile.
+  // Copied boxes hold whatever lies behind the keys that some row sees, and 0 * NaN would be NaN: in the last tile of an item of
+  // `keys` keys, zeros to what is unused of this group's columns.
   __device__ __forceinline__ void clear_unused_values(int t, int keys) const {
     const int used = keys - t * C::kKeys;
     if (used >= C::kKeys) return;
@@ -252,7 +251,7 @@ class Sm90Products {
     wgmma_commit();
   }
 
-  // [5] end.
+  // [5].
   __device__ __forceinline__ void issue_own_values(float (&o)[128], const uint32_t (&weights)[16], int t) const {
     wgmma_fence();
     const uint32_t base = ptx::not_hoisted(ptx::shared_address(shared_));
@@ -278,7 +277,7 @@ class Sm90Products {
     for (int i = 0; i < 128; ++i) o[i] *= alpha[i / 2 % 2];
   }
 
-  // [4]: weights of the tile that begins at `first_key`, packed by two as A operands of four products, and what O is to be
+  // [3]: weights of the tile that begins at `first_key`, packed by two as A operands of four products, and what O is to be
   // multiplied with.
   __device__ __forceinline__ void softmax(int32_t first_key, float (&s)[32], uint32_t (&weights)[16], float (&alpha)[2]) {
     float scale = scale_log2_;
@@ -316,7 +315,7 @@ class Sm90Products {
     }
   }
 
-  // [5] P and the reference to the other group.
+  // [4].
   __device__ __forceinline__ void hand_over(const uint32_t (&weights)[16]) const {
     auto *references = reinterpret_cast<float *>(shared_ + C::kOffsetReference);
 #pragma unroll

@@ -211,8 +211,8 @@ bool TestCall::outputs_untouched() const {
 
 std::string TestCall::run() {
   poison_outputs();
-  if (environment("MLAVERIFY_TEST_INVARIANT") == "1") args.flags |= MLAVERIFY_FLAG_BATCH_INVARIANT;
   const std::string device = environment("MLAVERIFY_TEST_DEVICE");
+  if (device == "invariant") args.flags |= MLAVERIFY_FLAG_BATCH_INVARIANT;
   const std::string fault = device.empty() ? run_on_host() : run_on_device(device == "captured");
   return fault.empty() ? stray_writes() : fault;
 }

@@ -3,9 +3,9 @@
 //   - pages are a random permutation; block table entries past the need are page ids that do not exist
 //   - outputs are 0xff before each run, between guard bands; the workspace has exactly the size asked for, with a guard behind
 //
-// Where the call runs: on the host, or, as MLAVERIFY_TEST_DEVICE in the environment says, on the first CUDA device: "eager", or
-// "captured" (in a graph captured with lengths of 1, then replayed with the case's). Everything is copied there and back, guards
-// included, so that all checks hold there too. MLAVERIFY_TEST_INVARIANT=1: in the batch-invariant mode.
+// Where the call runs: on the host, or, as MLAVERIFY_TEST_DEVICE in the environment says, on the first CUDA device: "eager",
+// "captured" (in a graph captured with lengths of 1, then replayed with the case's), or "invariant" (in the batch-invariant mode).
+// Everything is copied there and back, guards included, so that all checks hold there too.
 #pragma once
 
 #include <array>
