@@ -223,6 +223,42 @@ TEST(Arithmetic, LargeScoresOfF32Queries) {
   }
 }
 
+// Beyond any use, but numbers: one key decides, and its weight is 1.
+TEST(Arithmetic, HugeScoresOfF32Queries) {
+  for (const float scale : {1e6f, 1e8f, 2e8f, 4e8f, 1e9f, 3e9f, 1e10f, 1e15f, 1e25f, 1e35f, -1e9f, -1e20f}) {
+    for (const int32_t len : {1, 5, 700}) {
+      SCOPED_TRACE(scale);
+      TestCase c;
+      c.lens = {len, 3};
+      c.q_dtype = c.kv_dtype = DType::f32;
+      c.sm_scale = scale;
+      EXPECT_EQ(check(c), "");
+    }
+  }
+}
+
+// Terms of one sign: their rounding does not average out. Keys differ in numbers that are no values.
+TEST(Arithmetic, OneSidedSumsOfF32Queries) {
+  for (const auto &[lk, lv] : {std::pair{1024, 256}, {1024, 8}, {768, 256}, {576, 256}, {576, 512}}) {
+    for (const float bound : {30.0f, 60.0f, 100.0f, 126.0f}) {
+      TestCase c;
+      c.lens = {300};
+      c.qlen = 1;
+      c.lk = lk;
+      c.lv = lv;
+      c.q_dtype = c.kv_dtype = DType::f32;
+      TestCall call(c);
+      call.fill_queries(0.77f);
+      for (int32_t k = 0; k < 300; ++k) {
+        const float value = 0.5f + 0.001f * static_cast<float>(k % 37);
+        for (int32_t d = lv; d < lk; ++d) call.set_key(0, k, d, value);
+      }
+      call.args.sm_scale = bound / (0.77f * 0.52f * static_cast<float>(lk));
+      EXPECT_EQ(call.run_and_compare(), "") << lk << " " << lv << " " << bound;
+    }
+  }
+}
+
 // The terms of the products are larger than the scores by five orders of magnitude and cancel.
 TEST(Arithmetic, CancellingScoresOfF32Queries) {
   TestCase c;

@@ -91,9 +91,9 @@ inline void with_constant(int n, F f) {
   f(std::integral_constant<int, limit>());
 }
 
-// scores[r][k] = q[r] . kv[k] for R rows and K keys, lanes along the width.
+// scores[r][k] = q[r] . kv[k], or with `add` += that, for R rows and K keys, lanes along the width.
 template <int R, int K>
-inline void score_block(const float *q, int32_t q_ld, const float *kv, int32_t kv_ld, int32_t width, float *scores,
+inline void score_block(const float *q, int32_t q_ld, const float *kv, int32_t kv_ld, int32_t width, bool add, float *scores,
                         int32_t scores_ld) {
   Vec c[R][K];
   for (auto &row : c) {
@@ -107,7 +107,16 @@ inline void score_block(const float *q, int32_t q_ld, const float *kv, int32_t k
       for (int r = 0; r < R; ++r) c[r][k] = fma(a[r], b, c[r][k]);
     }
   }
-  for (int r = 0; r < R; ++r) sums(c[r], scores + r * scores_ld);
+  for (int r = 0; r < R; ++r) {
+    float *const to = scores + r * scores_ld;
+    if (!add) {
+      sums(c[r], to);
+      continue;
+    }
+    float part[K];
+    sums(c[r], part);
+    for (int k = 0; k < K; ++k) to[k] += part[k];
+  }
 }
 
 // acc[r][0 ... C vectors) += sum over keys [begin, end) of weights[r][k] * kv[k], lanes along the columns.
@@ -143,14 +152,18 @@ inline void load_keys(const Problem &p, int32_t request, rules::KeyRange keys, f
   }
 }
 
-inline void scores_of(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, int32_t keys, int32_t width) {
+// `segment`: columns that are summed apart before they are added, which keeps rounding from adding up along the width.
+inline void scores_of(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, int32_t keys, int32_t width,
+                      int32_t segment) {
   constexpr int R = 2, K = 6;
   for (int32_t k = 0; k < keys; k += K) {
     with_constant<K>(rules::min(K, keys - k), [&](auto nk) {
       for (int32_t r = 0; r < rows; r += R) {
         with_constant<R>(rules::min(R, rows - r), [&](auto nr) {
-          score_block<nr(), nk()>(s.q + r * l.q_ld, l.q_ld, s.kv + k * l.kv_ld, l.kv_ld, width, s.scores + r * l.scores_ld + k,
-                                  l.scores_ld);
+          for (int32_t d = 0; d < width; d += segment) {
+            score_block<nr(), nk()>(s.q + r * l.q_ld + d, l.q_ld, s.kv + k * l.kv_ld + d, l.kv_ld,
+                                    rules::min(segment, width - d), d > 0, s.scores + r * l.scores_ld + k, l.scores_ld);
+          }
         });
       }
     });
@@ -166,9 +179,14 @@ inline void scale_scores(float *scores, int32_t n, float scale) {
   }
 }
 
-// A bound of the scaled score up to which f32 queries may rely on f32 sums: such a score is off by some 3e-8 of |q| |k| scale,
-// and the weight of its key by as much as the score; a row may be off by 2e-5 (docs/tolerance.md).
-constexpr float kTrustedScore = 128.0f;
+// f32 queries: columns that are summed apart, and a bound of the scaled score up to which such sums are relied on. With terms of one
+// sign, whose rounding does not average out, a score of 1024 columns is off by up to 3e-7 of |q| |k| scale (measured), by less
+// with fewer columns, and the weight of its key by as much as the score; a row may be off by 2e-5 (docs/tolerance.md).
+constexpr int32_t kSegment = 128;
+inline float trusted_score(int32_t width) { return 65536.0f / static_cast<float>(width); }
+
+// Scores from here on have no second part: their weights follow from f32 alone. Below, the second part is at most 32.
+constexpr float kTwoPartScore = 0x1p30f;
 
 // The Euclidean norm of a row; infinity where f32 cannot tell it, so that no bound made of it is trusted.
 inline float norm(const float *row, int32_t width) {
@@ -189,8 +207,8 @@ inline float norm(const float *row, int32_t width) {
 // False if there are none; `low` is then not written. It has room for kTileKeys.
 inline bool refine_scores(const float *q, float q_norm, const float *kv, int32_t kv_ld, const float *kv_norms, int32_t width,
                           int32_t n, double scale, float *scores, float *low) {
-  const float factor = q_norm * std::abs(static_cast<float>(scale));
-  const auto trusted = [=](float kv_norm) { return factor * kv_norm <= kTrustedScore; };  // (NaN: no)
+  const float factor = q_norm * std::abs(static_cast<float>(scale)), bound = trusted_score(width);
+  const auto trusted = [=](float kv_norm) { return factor * kv_norm <= bound; };  // (NaN: no)
   float largest_norm = 0;
   for (int32_t i = 0; i < n; ++i) largest_norm = rules::max(largest_norm, kv_norms[i]);
   if (trusted(largest_norm)) return false;
@@ -199,7 +217,7 @@ inline bool refine_scores(const float *q, float q_norm, const float *kv, int32_t
     if (trusted(kv_norms[i])) continue;
     const double score = dot_f64(q, kv + i * kv_ld, width) * scale;
     scores[i] = static_cast<float>(score);
-    if (std::isfinite(scores[i])) low[i] = static_cast<float>(score - static_cast<double>(scores[i]));
+    if (std::abs(scores[i]) < kTwoPartScore) low[i] = static_cast<float>(score - static_cast<double>(scores[i]));
   }
   return true;
 }
@@ -283,7 +301,7 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
     const rules::KeyRange part = {begin, rules::min<int64_t>(begin + kTileKeys, keys.end)};
     load_keys(p, tile.request, part, s.kv, l.kv_ld);
     const auto count = static_cast<int32_t>(part.end - part.begin);
-    scores_of(s, l, tile.rows, count, p.qk_dim);
+    scores_of(s, l, tile.rows, count, p.qk_dim, refined ? kSegment : p.qk_dim);
     float kv_norms[kTileKeys], low[kTileKeys];
     for (int32_t k = 0; refined && k < count; ++k) kv_norms[k] = norm(s.kv + k * l.kv_ld, p.qk_dim);
     int32_t visible[kTileRows];

@@ -96,7 +96,7 @@ class GenericBlock {
   }
 
   // A score in log2 units is high + low: a large score known to the 24 bits of a float would move its weight by more than f32
-  // results allow (docs/tolerance.md).
+  // results allow (docs/tolerance.md). From 2^30 on, where low would pass 32, it is high alone.
   struct Score {
     float high, low;
   };
@@ -106,7 +106,7 @@ class GenericBlock {
     const double scale = static_cast<double>(p_.sm_scale) * static_cast<double>(k_scale_) * 1.4426950408889634;
     const double s = scale * (p_.q_dtype == DType::f32 ? dot<double>(q, k) : static_cast<double>(dot<float>(q, k)));
     const auto high = static_cast<float>(s);
-    return {high, isfinite(high) ? static_cast<float>(s - static_cast<double>(high)) : 0.0f};
+    return {high, fabsf(high) < 0x1p30f ? static_cast<float>(s - static_cast<double>(high)) : 0.0f};
   }
 
   template <class Sum>
