@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
+#include <string>
 
 #include "support/test_call.h"
 
@@ -15,6 +17,7 @@ class Reserved {
  public:
   explicit Reserved(std::size_t bytes) : bytes_(bytes) {
     base_ = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!ok()) why_ = "needs " + std::to_string(bytes >> 30) + " GiB of address space (ulimit -v): " + std::strerror(errno);
   }
   ~Reserved() {
     if (ok()) munmap(base_, bytes_);
@@ -23,6 +26,7 @@ class Reserved {
   Reserved &operator=(const Reserved &) = delete;
 
   bool ok() const { return base_ != MAP_FAILED; }
+  const std::string &why() const { return why_; }  // empty if ok
   char *base() const { return static_cast<char *>(base_); }
   void open(const char *p, std::size_t n) const {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -34,6 +38,7 @@ class Reserved {
  private:
   std::size_t bytes_;
   void *base_;
+  std::string why_;
 };
 
 // Moves each slice of dimension 0 of `t`, `slice` elements long, to multiples of `stride` elements in reserved memory.
@@ -65,7 +70,7 @@ TEST(Offsets, CacheBeyond32Bits) {
         const int64_t n = call.args.kv_cache.shape[0];
         ASSERT_GT((n - 1) * std::abs(stride), int64_t{1} << 32);
         const Reserved memory(static_cast<std::size_t>((n + 1) * std::abs(stride) * rules::dtype_bytes(type)));
-        if (!memory.ok()) GTEST_SKIP() << "cannot reserve address space";
+        if (!memory.ok()) GTEST_SKIP() << memory.why();
         spread(call.args.kv_cache, c.page_size * c.lk, stride, memory);
         ASSERT_EQ(call.run(), "");
         EXPECT_EQ(call.bits(), bits);
@@ -82,7 +87,7 @@ TEST(Offsets, QueriesBeyond32Bits) {
   const TestCall::Bits bits = call.bits();
   constexpr int64_t stride = (int64_t{3} << 29) + 3;
   const Reserved memory(std::size_t{5} * stride * 2);
-  if (!memory.ok()) GTEST_SKIP() << "cannot reserve address space";
+  if (!memory.ok()) GTEST_SKIP() << memory.why();
   spread(call.args.q, c.heads * c.lk, stride, memory);
   ASSERT_EQ(call.run(), "");
   EXPECT_EQ(call.bits(), bits);
@@ -96,7 +101,7 @@ TEST(Offsets, OutputsBeyond32Bits) {
   const TestCall::Bits bits = call.bits();
   constexpr int64_t stride = (int64_t{3} << 29) + 3;
   const Reserved out(std::size_t{5} * stride * 2), lse(std::size_t{5} * stride * 4);
-  if (!out.ok() || !lse.ok()) GTEST_SKIP() << "cannot reserve address space";
+  if (!out.ok() || !lse.ok()) GTEST_SKIP() << out.why() << lse.why();
   call.poison_outputs();
   spread(call.args.out, c.heads * c.lv, stride, out);
   spread(call.args.lse, c.heads, stride, lse);

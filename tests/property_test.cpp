@@ -79,9 +79,11 @@ RC_GTEST_PROP(Property, BatchMatesAndLayoutDoNotShow, ()) {
   }
 }
 
+// Repeats a failure (repeat_command()); CTest does not run it.
 TEST(Property, OneCaseFromTheEnvironment) {
   const char *text = std::getenv("MLAVERIFY_TEST_CASE");
-  if (text == nullptr) GTEST_SKIP() << "MLAVERIFY_TEST_CASE is not set";
+  if (text == nullptr)
+    GTEST_SKIP() << "MLAVERIFY_TEST_CASE is not set: the text of the case to repeat, as a failing test prints it";
   for (const int32_t threads : {1, 2, 3}) {
     TestCall call(from_text(text));
     call.args.num_threads = threads;

@@ -56,8 +56,9 @@ class VecTest : public testing::TestWithParam<const VecAccess *> {
  protected:
   void SetUp() override {
 #if defined(MLAVERIFY_X86)
-    if (GetParam() == &avx2_vec() && !(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")))
-      GTEST_SKIP() << "this processor has no AVX2";
+    if (GetParam() == &avx2_vec() &&
+        !(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")))
+      GTEST_SKIP() << "this processor lacks AVX2, FMA or F16C";
 #endif
   }
 };

@@ -63,7 +63,7 @@ Plan make_plan(const Target &target, const Problem &p) {
   Plan plan = {};
   plan.choice = choose_kernel(target, p);
   const VerifyKernel &kernel = plan.choice.kernel;
-  const rules::VerifyConfig config = rules::portable_config(target.arch, rules::request_rows(p, 0));
+  const rules::VerifyConfig config = rules::gpu_config();
   Launch &l = plan.launch;
   l.p = p;
   l.row_tiles = static_cast<int32_t>(rules::num_row_tiles(rules::request_rows(p, 0), kernel.rows));

@@ -4,13 +4,15 @@
 #include "cuda/launch.h"
 #include "cuda/ptx.cuh"
 #include "cuda/schedule.cuh"
+#include "rules/config_table.h"
 
 namespace mlaverify::cuda {
 
 template <class Type, int qk_dim, int v_dim>
 struct Sm90Config {
   using T = Type;
-  static constexpr int kQk = qk_dim, kV = v_dim, kRows = 64, kKeys = 64, kStages = 2;
+  static constexpr rules::VerifyConfig kTable = rules::hopper_config();
+  static constexpr int kQk = qk_dim, kV = v_dim, kRows = kTable.block_h, kKeys = kTable.block_n, kStages = kTable.num_stages;
   static constexpr int kGroup = 128, kThreads = 3 * kGroup;  // threads
   static constexpr int kGroupValues = 256;                   // columns of a computing group
   static constexpr int kBlocks = kQk / 64, kBlockBytes = 64 * 128;
@@ -26,7 +28,9 @@ struct Sm90Config {
   static constexpr int kComputeRegisters = 216, kCopyRegisters = 72;
   static_assert(2 * kComputeRegisters + kCopyRegisters <= 3 * (65536 / kThreads / 8 * 8), "what the launch gives");
   static_assert(kQk % 64 == 0 && kV == 2 * kGroupValues && kQk >= kV);
-  static_assert(kSharedBytes <= 227 * 1024 && kStages == 2);
+  static_assert(kRows == 64 && kKeys == 64 && kStages == 2 && kThreads == 32 * kTable.num_warps,
+                "what the schedule is made for");
+  static_assert(kSharedBytes <= 227 * 1024);
 };
 
 // The barriers of a block.

@@ -45,24 +45,33 @@ MLAVERIFY_HD Arch gpu_arch(int32_t compute_capability, int32_t shared_bytes) {
   return shared_bytes >= 227 * 1024 ? Arch::sm_100 : shared_bytes >= 163 * 1024 ? Arch::sm_80 : Arch::sm_86;
 }
 
+// What the rows of all CUDA GPUs have in common: where requests are cut, and the merge.
+MLAVERIFY_HD VerifyConfig gpu_config() {
+  VerifyConfig c;
+  c.split_align = 64;
+  c.min_split_len = 256;
+  c.s2_block_s = 128;
+  c.s2_num_warps = 4;
+  return c;
+}
+
+// Up to so many rows a request is served by the small tile.
+constexpr int64_t kFewRows = 16;
+
 // Which of two kernels a Hopper GPU takes where both can do a call: its own, but the portable one, whose tile then has 16 rows, up to
 // 16 rows of a request: those are faster there (docs/notes/2026-11-30-hopper-kernel.md). One kernel for all row counts where a
 // row's bits must not depend on them.
 MLAVERIFY_HD bool takes_hopper_kernel(int64_t request_rows, bool batch_invariant) {
-  return batch_invariant || request_rows > 16;
+  return batch_invariant || request_rows > kFewRows;
 }
 
 // The Hopper kernel has one tile.
 MLAVERIFY_HD VerifyConfig hopper_config() {
-  VerifyConfig c;
+  VerifyConfig c = gpu_config();
   c.block_h = 64;
   c.block_n = 64;
-  c.split_align = 64;
-  c.min_split_len = 256;
   c.num_warps = 12;
   c.num_stages = 2;
-  c.s2_block_s = 128;
-  c.s2_num_warps = 4;
   return c;
 }
 
@@ -70,16 +79,12 @@ MLAVERIFY_HD VerifyConfig hopper_config() {
 // so that a key tile is read once for all of them. Tiles have the same keys whatever the rows: a row's bits follow from
 // them. As many stages as shared memory allows; warps: 8 for the values, and for the scores 2 for each 32 rows.
 MLAVERIFY_HD VerifyConfig portable_config(Arch arch, int64_t request_rows) {
-  const bool few = request_rows <= 16 || arch == Arch::sm_86;
-  VerifyConfig c;
+  const bool few = request_rows <= kFewRows || arch == Arch::sm_86;
+  VerifyConfig c = gpu_config();
   c.block_h = few ? 16 : 64;
   c.block_n = 32;
-  c.split_align = 64;
-  c.min_split_len = 256;
   c.num_warps = few ? 10 : 12;
   c.num_stages = arch == Arch::sm_90 || arch == Arch::sm_100 ? (few ? 5 : 4) : arch == Arch::sm_80 && few ? 3 : 2;
-  c.s2_block_s = 128;
-  c.s2_num_warps = 4;
   return c;
 }
 

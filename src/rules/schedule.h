@@ -1,8 +1,9 @@
 // The GPU schedule, in one place. The work of a call is a line of key tiles: for each request, for each of its row tiles, the
 // tiles of the keys that the request needs. Row tiles of a request can be taken in groups, each by that many blocks of threads at
 // the same time, so that its keys come from memory once and for the other blocks from the L2 cache; the line then counts groups
-// instead of row tiles. num_kv_splits = 0 cuts the line in equal contiguous shares, one a group of blocks, wherever the borders fall; num_kv_splits >= 1 cuts each request by the split rule (split.h). Both are found on the device
-// from the device lengths, so that a captured graph replays right for other lengths.
+// instead of row tiles. num_kv_splits = 0 cuts the line in equal contiguous shares, one a group of blocks, wherever the borders
+// fall; num_kv_splits >= 1 cuts each request by the split rule (split.h). Both are found on the device from the device
+// lengths, so that a captured graph replays right for other lengths.
 #pragma once
 
 #include "rules/hd.h"
