@@ -359,6 +359,34 @@ RC_GTEST_PROP(Schedule, SharesArePartsOfTheLine, ()) {
   }
 }
 
+// By brute force: all borders inside the row tile that a share begins in.
+RC_GTEST_PROP(Schedule, ACutTileKnowsItsBorders, ()) {
+  const auto tiles = *rc::gen::inRange<int32_t>(1, 300);  // of each row tile
+  const int64_t total = int64_t{tiles} * *rc::gen::inRange(1, 40);
+  const int32_t shares = num_shares(total, *rc::gen::inRange(1, 140), 1);
+  const auto share = *rc::gen::inRange<int32_t>(0, shares);
+  const int64_t begin = share_begin(total, shares, share);
+  const TilePosition at = {0, static_cast<int32_t>(begin / tiles), static_cast<int32_t>(begin % tiles)};
+  int32_t first = 0, borders = 0;
+  for (int32_t s = 1; s < shares; ++s) {
+    const int64_t border = share_begin(total, shares, s);
+    if (at.key_tile == 0 || border % tiles == 0 || border / tiles != at.row_tile) continue;
+    if (borders++ == 0) first = s;
+  }
+  const CutTile cut = cut_tile(total, shares, begin, at, tiles);
+  RC_ASSERT(cut.borders == borders);
+  RC_ASSERT(borders == 0 || (cut.first_border == first && cut.row_tile == at.row_tile));
+}
+
+RC_GTEST_PROP(Schedule, EqualSharesCutAllJobsAlike, ()) {
+  const auto jobs = *rc::gen::inRange<int64_t>(0, 5000);
+  const auto most = *rc::gen::inRange<int32_t>(1, 200);
+  const int32_t shares = num_equal_shares(jobs, most);
+  RC_ASSERT(shares <= most);
+  RC_ASSERT(shares * 20 >= most * 19);
+  RC_ASSERT(shares == most || jobs % shares == 0 || shares % jobs == 0);
+}
+
 TEST(Schedule, EverySlotOfAPartIsItsOwn) {
   for (const int32_t group : {1, 2, 3, 4}) {
     std::set<int64_t> slots;

@@ -96,31 +96,30 @@ cudaError_t allow_shared_memory(const VerifyKernel &kernel) {
 Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t stream) {
   Launch &l = plan.launch;
   const VerifyKernel &kernel = plan.choice.kernel;
-  l.starts = static_cast<rules::TilePosition *>(workspace);
-  l.parts = reinterpret_cast<float *>(static_cast<char *>(workspace) + rules::gpu_starts_bytes(l.blocks));
+  l.cuts = static_cast<rules::CutTile *>(workspace);
+  l.parts = reinterpret_cast<float *>(static_cast<char *>(workspace) + rules::gpu_cuts_bytes(l.blocks));
 
   if (l.box_keys > 0 && !cuda::make_kv_map(l.p, l.box_keys, &l.kv_map)) l.box_keys = 0;
 
   cudaError_t error = allow_shared_memory(kernel);
   if (error != cudaSuccess) return failed("shared memory of the verify kernel", error);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = device.major >= 9 ? 1 : 0;
   config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
   config.gridDim = dim3(static_cast<unsigned>(l.blocks));
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
   void *args[] = {&l, &plan.choice.kernel.rows};
   error = cudaLaunchKernelExC(&config, kernel.function, args);
   if (error != cudaSuccess) return failed("launch of the verify kernel", error);
-  if (plan.combined_tiles == 0) return {};
+  if (plan.combine_grid[0] == 0) return {};
 
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = device.major >= 9 ? 1 : 0;
   config.blockDim = dim3(cuda::kCombineThreads);
-  const int32_t group = l.splits == 0 ? l.row_group : 1;
-  config.gridDim = dim3(static_cast<unsigned>(plan.combined_tiles), static_cast<unsigned>(kernel.rows * group));
+  config.gridDim = dim3(static_cast<unsigned>(plan.combine_grid[0]), static_cast<unsigned>(plan.combine_grid[1]));
   config.dynamicSmemBytes = 0;
   error = cudaLaunchKernelExC(&config, device.target.kernels->combine, args);
   return error == cudaSuccess ? Status{} : failed("launch of the combine kernel", error);
@@ -157,6 +156,7 @@ class CudaBackend final : public Backend {
     if (index >= devices().list.size()) return "there is no CUDA device " + std::to_string(call.device);
     const Problem &p = call.problem;  // (rows that fit no memory: tile counts would not fit 32 bits)
     if (static_cast<double>(p.batch) * p.qlen * p.num_heads > 0x1p33) return "more than 2^33 rows times heads";
+    if (rules::request_rows(p, 0) > (int64_t{1} << 31) - 1024) return "qlen times num_heads is more than 2^31 - 1024";
     if ((p.flags & MLAVERIFY_FLAG_CHECKED) != 0) return "MLAVERIFY_FLAG_CHECKED is not supported yet";
     return refusal(devices().list[index]);
   }

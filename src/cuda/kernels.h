@@ -29,7 +29,8 @@ constexpr int32_t generic_shared_bytes(int32_t qk_dim) {
   return 4 * (kGenericRows * qk_dim + kGenericKeys * (qk_dim + 1) + kGenericRows * kGenericKeys + 3 * kGenericRows);
 }
 
-constexpr int32_t kCombineThreads = 128;  // of a block of the combine kernel
+// Of a block of the combine kernel; and parts of a row up to which a warp takes a row alone.
+constexpr int32_t kCombineThreads = 256, kCombineSlices = 8;
 
 struct KernelSet {
   std::vector<TensorKernel> tensor;

@@ -12,10 +12,12 @@ struct TensorMap {
 
 struct Launch {
   Problem p;
-  int32_t row_tiles;  // of a request
-  int32_t row_group;  // row tiles that as many neighbouring blocks take at the same time, over the same keys
-  int32_t blocks;     // of the verify kernel; a multiple of row_group
-  int32_t min_tiles;  // of a share
+  int32_t row_tiles;     // of a request
+  int32_t row_group;     // row tiles that as many neighbouring blocks take at the same time, over the same keys
+  int32_t blocks;        // of the verify kernel; a multiple of row_group
+  int32_t equal_shares;  // at most, where all requests have as many keys (rules/schedule.h)
+  int32_t min_tiles;     // of a share
+  bool out_16_bytes;     // rows of `out` may be written 16 bytes at a time
   // 0: balanced shares. Else every request is cut in `splits` pieces, of `split_len` keys each, or by the split rule where that
   // is 0.
   int32_t splits;
@@ -26,8 +28,8 @@ struct Launch {
   int32_t box_keys;
   TensorMap kv_map;
   // Workspace (rules/workspace.h).
-  rules::TilePosition *starts;  // [blocks / row_group]: where each share begins
-  float *parts;                 // partial results
+  rules::CutTile *cuts;  // [blocks / row_group]: what the border before each share cuts
+  float *parts;          // partial results
 };
 
 }  // namespace mlaverify::cuda

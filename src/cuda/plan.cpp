@@ -22,6 +22,20 @@ bool vector_access(const Problem &p) {
          p.out_row_stride % 2 == 0 && p.out_head_stride % 2 == 0;
 }
 
+// Jobs of the combine kernel, and blocks for each: a warp for each row; where there are more parts than a warp takes alone, and
+// fewer jobs than fill the GPU, up to a block for 128 columns of each row.
+void set_combine_grid(const Target &target, Plan *plan) {
+  const Launch &l = plan->launch;
+  plan->combine_grid[0] = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan->row_tiles_of_all;
+  const int64_t rows =
+      std::min<int64_t>(int64_t{plan->choice.kernel.rows} * (l.splits == 0 ? l.row_group : 1), rules::request_rows(l.p, 0));
+  plan->combine_grid[1] = rules::ceil_div<int64_t>(rows, kCombineThreads / 32);
+  if (l.splits > kCombineSlices && plan->combine_grid[0] > 0) {
+    const int64_t fill = 8 * target.sms / plan->combine_grid[0];
+    plan->combine_grid[1] = std::max(plan->combine_grid[1], std::min(fill, rows * rules::ceil_div(l.p.v_dim, 128)));
+  }
+}
+
 }  // namespace
 
 // Code for 89 is compiled with the small tiles that 86 needs too, but 86 can only run code of 80 or 86: it takes the set for
@@ -69,8 +83,11 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.row_tiles = static_cast<int32_t>(rules::num_row_tiles(rules::request_rows(p, 0), kernel.rows));
   l.row_group = rules::row_group(l.row_tiles);
   l.blocks = std::max(1, target.sms * kernel.blocks_per_sm / l.row_group) * l.row_group;
+  l.equal_shares =
+      rules::num_equal_shares(int64_t{p.batch} * rules::ceil_div(l.row_tiles, l.row_group), l.blocks / l.row_group);
   l.box_keys = kernel.copies_boxes ? rules::box_keys(p.page_size, kernel.keys) : 0;
-  l.min_tiles = std::max(1, config.min_split_len / kernel.keys);
+  l.out_16_bytes = aligned(p.out, 16) && p.out_row_stride % 8 == 0 && p.out_head_stride % 8 == 0;
+  l.min_tiles = std::max(1, rules::kMinShareKeys / kernel.keys);
   l.split_align = config.split_align;
   l.min_split_len = config.min_split_len;
   // More splits than the shortest ones that the block table can hold are empty for every length, and cut nothing differently.
@@ -82,13 +99,13 @@ Plan make_plan(const Target &target, const Problem &p) {
     l.splits = static_cast<int32_t>(std::max<int64_t>(1, rules::num_chunks(rules::table_keys(p), l.split_len)));
   }
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
-  plan.combined_tiles = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan.row_tiles_of_all;
+  set_combine_grid(target, &plan);
   plan.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
   if (plan.row_tiles_of_all > 0) {
     const int64_t slots = rules::gpu_part_slots(plan.row_tiles_of_all, l.blocks, l.splits);
     int64_t bytes = 0;  // shapes of a size query need not fit any memory
     const bool fits = !__builtin_mul_overflow(slots, plan.part.size * 4, &bytes) &&
-                      !__builtin_add_overflow(bytes, rules::gpu_starts_bytes(l.blocks), &bytes);
+                      !__builtin_add_overflow(bytes, rules::gpu_cuts_bytes(l.blocks), &bytes);
     plan.workspace_bytes = fits ? static_cast<std::size_t>(bytes) : SIZE_MAX;
   }
   return plan;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/launch.h"
+#include "cuda/ptx.cuh"
 #include "rules/number.h"
 #include "rules/paging.h"
 #include "rules/split.h"
@@ -16,112 +17,206 @@ struct Item {
   int64_t part;                // slot of the partial result; negative: the whole result, written to out and lse
 };
 
+// Rows of a request; those of whole tiles fit 31 bits (the backend refuses more).
+__device__ __forceinline__ int32_t rows_of(const Problem &p, int32_t request) {
+  return rules::query_count(p, request) * p.num_heads;
+}
+
 // Keys that some row of a row tile sees.
 template <int kRows>
 __device__ __forceinline__ int32_t keys_of_tile(const Problem &p, int32_t request, int32_t row_tile) {
-  const int64_t last = rules::min<int64_t>((row_tile + 1) * static_cast<int64_t>(kRows), rules::request_rows(p, request)) - 1;
+  const int32_t last = rules::min((row_tile + 1) * kRows, rows_of(p, request)) - 1;
   return rules::visible_keys(p, request, rules::unpack_row(last, p.num_heads).token);
+}
+
+// Rows of a row tile, kRows but in the last one.
+template <int kRows>
+__device__ __forceinline__ int rows_of_tile(const Problem &p, int32_t request, int32_t row_tile) {
+  return rules::min(rows_of(p, request) - row_tile * kRows, kRows);
 }
 
 // Of a request.
 __device__ __forceinline__ int32_t row_groups(const Launch &l) { return rules::ceil_div(l.row_tiles, l.row_group); }
 
-// By all lanes of a warp; every lane gets the result.
+// The line of key tiles, measured by a warp: each lane looks at as many neighbouring requests.
 template <int kKeys>
-__device__ __forceinline__ int64_t total_tiles(const Launch &l) {
-  int64_t sum = 0;
-  const int lane = threadIdx.x % 32;
-#pragma unroll 4
-  for (int32_t b = lane; b < l.p.batch; b += 32) sum += rules::key_tiles(l.p, b, kKeys);
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-  return sum * row_groups(l);
-}
-
-// The place of tile `at` of the line, 0 <= at < total; its row_tile counts groups. By all lanes of a warp.
-template <int kKeys>
-__device__ __forceinline__ rules::TilePosition locate(const Launch &l, int64_t at) {
-  const int lane = threadIdx.x % 32;
-  const int32_t groups = row_groups(l);
-  for (int32_t first = 0;; first += 32) {
-    const int32_t b = first + lane;
-    const int32_t tiles = b < l.p.batch ? rules::key_tiles(l.p, b, kKeys) : 0;
-    int64_t end = static_cast<int64_t>(tiles) * groups;
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int64_t below = __shfl_up_sync(~0u, end, offset);
-      if (lane >= offset) end += below;
+class Line {
+ public:
+  __device__ __forceinline__ explicit Line(const Launch &l)
+      : p_(l.p), groups_(row_groups(l)), per_lane_((l.p.batch + 31) / 32) {
+    const int32_t first = lane_ * per_lane_, last = rules::min(first + per_lane_, p_.batch);
+    int64_t mine = 0;
+    int32_t longest = 0;
+#pragma unroll 1
+    for (int32_t b = first; b < last; ++b) {
+      const int32_t tiles = rules::key_tiles(p_, b, kKeys);
+      mine += tiles;
+      longest = rules::max(longest, tiles);
     }
-    const unsigned beyond = __ballot_sync(~0u, end > at);
-    if (beyond == 0) {
-      at -= __shfl_sync(~0u, end, 31);
-      continue;
-    }
-    const int found = __ffs(beyond) - 1;
-    const int32_t n = __shfl_sync(~0u, tiles, found);
-    const int64_t offset = at - (__shfl_sync(~0u, end, found) - static_cast<int64_t>(n) * groups);
-    return {first + found, static_cast<int32_t>(offset / n), static_cast<int32_t>(offset % n)};
+    end_ = mine * groups_;
+    scan(&end_);
+    total_ = __shfl_sync(~0u, end_, 31);
+    longest_ = __reduce_max_sync(~0u, longest);
   }
-}
+
+  __device__ __forceinline__ int64_t total() const { return total_; }
+  __device__ __forceinline__ bool all_equal() const { return int64_t{longest_} * groups_ * p_.batch == total_; }
+
+  // The place of tile `at`, 0 <= at < total; its row_tile counts groups. Every lane gets it.
+  __device__ __forceinline__ rules::TilePosition locate(int64_t at) const {
+    const int owner = __ffs(__ballot_sync(~0u, end_ > at)) - 1;
+    if (owner > 0) at -= __shfl_sync(~0u, end_, owner - 1);
+#pragma unroll 1
+    for (int32_t first = owner * per_lane_;; first += 32) {
+      const int32_t b = first + lane_;
+      const int32_t tiles = b < p_.batch ? rules::key_tiles(p_, b, kKeys) : 0;
+      int64_t end = static_cast<int64_t>(tiles) * groups_;
+      scan(&end);
+      const unsigned beyond = __ballot_sync(~0u, end > at);
+      if (beyond == 0) {
+        at -= __shfl_sync(~0u, end, 31);
+        continue;
+      }
+      const int found = __ffs(beyond) - 1;
+      const int32_t n = __shfl_sync(~0u, tiles, found);
+      const int64_t offset = at - (__shfl_sync(~0u, end, found) - static_cast<int64_t>(n) * groups_);
+      const int64_t row_tile = groups_ > 1 ? rules::quotient(offset, n) : 0;
+      return {first + found, static_cast<int32_t>(row_tile), static_cast<int32_t>(offset - row_tile * n)};
+    }
+  }
+
+ private:
+  // Sums over this and all lower lanes.
+  __device__ __forceinline__ void scan(int64_t *x) const {
+#pragma unroll 1
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int64_t below = __shfl_up_sync(~0u, *x, offset);
+      if (lane_ >= offset) *x += below;
+    }
+  }
+
+  const Problem &p_;
+  const int32_t groups_, per_lane_;
+  int64_t end_, total_;  // end_: of this lane's requests
+  int32_t longest_;      // request, in tiles
+  const int lane_ = threadIdx.x % 32;
+};
 
 // Slot of a piece of a request that is cut by a rule: pieces of a row tile lie one after the other.
 __device__ __forceinline__ int64_t split_slot(const Launch &l, int32_t request, int32_t row_tile, int32_t split) {
   return (static_cast<int64_t>(request) * l.row_tiles + row_tile) * l.splits + split;
 }
 
-// Calls work(item) for each item of this block, in order. By whole warps, `first_thread` among them; every thread gets the same
-// items.
-template <int kRows, int kKeys, class Work>
-__device__ __forceinline__ void for_each_item(const Launch &l, int first_thread, Work work) {
-  const Problem &p = l.p;
-  if (l.splits > 0) {
-    const int64_t items = static_cast<int64_t>(p.batch) * l.row_tiles * l.splits;
-    for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
-      const auto row_tile = static_cast<int32_t>(i % l.row_tiles);  // neighbours share keys, as in groups
-      const auto split = static_cast<int32_t>(i / l.row_tiles % l.splits);
-      const auto request = static_cast<int32_t>(i / l.splits / l.row_tiles);
-      const rules::KeyRange range =
-          l.split_len > 0 ? rules::chunk_range(rules::max(p.seq_lens[request], 0), l.split_len, split)
-                          : rules::split_range(p.seq_lens[request], l.splits, l.min_split_len, l.split_align, split);
-      const int32_t keys = keys_of_tile<kRows>(p, request, row_tile);
-      const auto begin = static_cast<int32_t>(rules::min<int64_t>(range.begin, keys));
-      const auto end = static_cast<int32_t>(rules::min<int64_t>(range.end, keys));
-      work(
-          Item{request, row_tile, begin, rules::max(begin, end), l.splits == 1 ? -1 : split_slot(l, request, row_tile, split)});
+// How far a block is in its items.
+struct ItemCursor {
+  rules::TilePosition at;  // of the rest of the share
+  int64_t left;            // tiles of it; from 0 down: minus what turn() has gone through
+};
+
+// The items of a block, in order. Used by whole warps; every thread gets the same items.
+template <int kRows, int kKeys>
+class Items {
+ public:
+  __device__ __forceinline__ explicit Items(const Launch &l) : l_(l), p_(l.p) {}
+
+  // `writer` is one of the threads that call this, of a warp that nothing waits for: it notes for the merge what this share's border cuts.
+  __device__ __forceinline__ ItemCursor begin(int writer) const {
+    ItemCursor cursor = {};
+    if (l_.splits > 0) return cursor;
+    const Line<kKeys> line(l_);
+    const int32_t most = line.all_equal() ? l_.equal_shares : l_.blocks / l_.row_group;
+    const int32_t shares = rules::num_shares(line.total(), most, l_.min_tiles);
+    const auto share = static_cast<int32_t>(blockIdx.x) / l_.row_group;
+    int64_t begin = 0;
+    if (share < shares) {
+      begin = rules::share_begin(line.total(), shares, share);
+      cursor.left = rules::share_begin(line.total(), shares, share + 1) - begin;
+      if (cursor.left > 0) cursor.at = line.locate(begin);
     }
-    return;
+    if (static_cast<int>(threadIdx.x) == writer && blockIdx.x % l_.row_group == 0) {
+      rules::CutTile cut = {};
+      if (cursor.at.key_tile > 0)
+        cut = rules::cut_tile(line.total(), shares, begin, cursor.at, rules::key_tiles(p_, cursor.at.request, kKeys));
+      l_.cuts[share] = cut;
+    }
+    return cursor;
   }
 
-  const int64_t total = total_tiles<kKeys>(l);
-  const int32_t groups = row_groups(l);
-  const int32_t shares = rules::num_shares(total, l.blocks / l.row_group, l.min_tiles);
-  const auto share = static_cast<int32_t>(blockIdx.x) / l.row_group, member = static_cast<int32_t>(blockIdx.x) % l.row_group;
-  const int64_t begin = share < shares ? rules::share_begin(total, shares, share) : 0;
-  int64_t left = share < shares ? rules::share_begin(total, shares, share + 1) - begin : 0;
-  rules::TilePosition at = {p.batch, 0, 0};  // of an empty share: nowhere
-  if (left > 0) at = locate<kKeys>(l, begin);
-  if (static_cast<int>(threadIdx.x) == first_thread && member == 0) l.starts[share] = at;
-  while (left > 0) {
-    const int32_t tiles = rules::key_tiles(p, at.request, kKeys);
-    if (at.key_tile < tiles) {
-      const auto n = static_cast<int32_t>(rules::min<int64_t>(tiles - at.key_tile, left));
-      left -= n;
-      const bool whole = n == tiles;
-      const int32_t row_tile = at.row_tile * l.row_group + member;
-      const int32_t keys = row_tile < l.row_tiles ? keys_of_tile<kRows>(p, at.request, row_tile) : 0;
+  // The next item; false if there is none.
+  __device__ __forceinline__ bool next(ItemCursor *cursor, Item *item) const {
+    if (l_.splits > 0) return next_piece(cursor, item);
+    return next_of_share(cursor, item) || next_empty(cursor, item);
+  }
+
+ private:
+  // The number of this block. What is derived from it is not kept in registers from item to item.
+  static __device__ __forceinline__ int32_t block() { return static_cast<int32_t>(ptx::not_hoisted(blockIdx.x)); }
+
+  // What is shared out by turns: the next number of this block.
+  static __device__ __forceinline__ int64_t turn(ItemCursor *cursor) {
+    const int64_t turn = block() - cursor->left;
+    cursor->left -= gridDim.x;
+    return turn;
+  }
+
+  __device__ __forceinline__ bool next_piece(ItemCursor *cursor, Item *item) const {
+    const int64_t piece = turn(cursor);
+    if (piece >= static_cast<int64_t>(p_.batch) * l_.row_tiles * l_.splits) return false;
+    const int64_t pieces = rules::quotient(piece, l_.row_tiles);
+    const auto row_tile = static_cast<int32_t>(piece - pieces * l_.row_tiles);  // neighbours share keys, as in groups
+    const auto split = static_cast<int32_t>(rules::remainder(pieces, l_.splits));
+    const auto request = static_cast<int32_t>(rules::quotient(pieces, l_.splits));
+    const rules::KeyRange range =
+        l_.split_len > 0 ? rules::chunk_range(rules::max(p_.seq_lens[request], 0), l_.split_len, split)
+                         : rules::split_range(p_.seq_lens[request], l_.splits, l_.min_split_len, l_.split_align, split);
+    const int32_t keys = keys_of_tile<kRows>(p_, request, row_tile);
+    const auto begin = static_cast<int32_t>(rules::min<int64_t>(range.begin, keys));
+    const auto end = static_cast<int32_t>(rules::min<int64_t>(range.end, keys));
+    *item = {request, row_tile, begin, rules::max(begin, end), l_.splits == 1 ? -1 : split_slot(l_, request, row_tile, split)};
+    return true;
+  }
+
+  __device__ __forceinline__ bool next_of_share(ItemCursor *cursor, Item *item) const {
+#pragma unroll 1
+    while (cursor->left > 0) {
+      const rules::TilePosition at = cursor->at;
+      const int32_t tiles = rules::key_tiles(p_, at.request, kKeys);
+      cursor->at.key_tile = 0;
+      if (++cursor->at.row_tile == row_groups(l_)) cursor->at = {at.request + 1, 0, 0};
+      if (at.key_tile >= tiles) continue;
+      const auto n = static_cast<int32_t>(rules::min<int64_t>(tiles - at.key_tile, cursor->left));
+      cursor->left -= n;
+      const int32_t share = block() / l_.row_group, member = block() - share * l_.row_group;
+      const int32_t row_tile = at.row_tile * l_.row_group + member;
+      if (row_tile >= l_.row_tiles) continue;
+      const int32_t keys = keys_of_tile<kRows>(p_, at.request, row_tile);
       const auto key_begin = static_cast<int32_t>(rules::min<int64_t>(int64_t{at.key_tile} * kKeys, keys));
       const auto key_end = static_cast<int32_t>(rules::min<int64_t>((int64_t{at.key_tile} + n) * kKeys, keys));
-      const int64_t slot = rules::part_slot(share, at.key_tile == 0, l.row_group, member);
-      if (row_tile < l.row_tiles) work(Item{at.request, row_tile, key_begin, key_end, whole ? -1 : slot});
+      const int64_t slot = rules::part_slot(share, at.key_tile == 0, l_.row_group, member);
+      *item = {at.request, row_tile, key_begin, key_end, n == tiles ? -1 : slot};
+      return true;
     }
-    at.key_tile = 0;
-    if (++at.row_tile == groups) at = {at.request + 1, 0, 0};
+    return false;
   }
+
   // Requests without keys are not on the line; their rows are zeroed, shared out by turns.
-  const int64_t row_tiles = static_cast<int64_t>(p.batch) * l.row_tiles;
-  for (int64_t i = blockIdx.x; i < row_tiles; i += gridDim.x) {
-    const auto request = static_cast<int32_t>(i / l.row_tiles);
-    if (rules::key_tiles(p, request, kKeys) == 0) work(Item{request, static_cast<int32_t>(i % l.row_tiles), 0, 0, -1});
+  __device__ __forceinline__ bool next_empty(ItemCursor *cursor, Item *item) const {
+    const auto batch = static_cast<int32_t>(ptx::not_hoisted(static_cast<uint32_t>(p_.batch)));
+    const int64_t row_tiles = static_cast<int64_t>(batch) * l_.row_tiles;
+#pragma unroll 1
+    for (int64_t i = turn(cursor); i < row_tiles; i = turn(cursor)) {
+      const auto request = static_cast<int32_t>(rules::quotient(i, l_.row_tiles));
+      const auto row_tile = static_cast<int32_t>(rules::remainder(i, l_.row_tiles));
+      if (rules::key_tiles(p_, request, kKeys) > 0) continue;
+      *item = {request, row_tile, 0, 0, -1};
+      return true;
+    }
+    return false;
   }
-}
+
+  const Launch &l_;
+  const Problem &p_;
+};
 
 // Address of a token of a page, or null where the cache has no such page: then nothing is read.
 __device__ __forceinline__ const char *slot_address(const Problem &p, int32_t page, int32_t offset) {

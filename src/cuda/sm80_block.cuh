@@ -30,14 +30,15 @@ struct Sm80Config {
   static constexpr int kQBytes = kRows * kPitch, kTileBytes = kKeys * kPitch;
   static constexpr int kOffsetK = kQBytes, kOffsetFactors = kOffsetK + kStages * kTileBytes;
   static constexpr int kOffsetMax = kOffsetFactors + 2 * 4 * kRows, kOffsetSum = kOffsetMax + 4 * kRows;
-  static constexpr int kOffsetItems = kOffsetSum + 4 * kRows, kOffsetFull = kOffsetItems + 2 * sizeof(Item);
+  static constexpr int kOffsetItems = kOffsetSum + 4 * kRows, kOffsetCursors = kOffsetItems + 2 * sizeof(Item);
+  static constexpr int kOffsetFull = kOffsetCursors + kScoreWarps * sizeof(ItemCursor);
   static constexpr int kSharedBytes = kOffsetFull + 8 * kStages;
 
   static_assert(kRows % (16 * kPairBlocks) == 0 && kKeys == 32 && kStages >= 2);
   static_assert(kPitch >= 256, "P and the sums that a pair exchanges take the first two lines of Q");
   static_assert(kBlocks * (kWarpValues / 8) * 4 <= 128 && 65536 / kThreads >= 168, "accumulators and what else they need");
   static_assert(kPair + kScoreWarps / 2 <= 16, "hardware barriers");
-  static_assert(kOffsetItems % 8 == 0 && kOffsetFull % 8 == 0, "alignment of Item and of mbarriers");
+  static_assert(kOffsetItems % 8 == 0 && kOffsetCursors % 8 == 0 && kOffsetFull % 8 == 0, "alignment of Item and of mbarriers");
   static_assert(kQk % 32 == 0 && kV % (16 * kValueWarps) == 0, "whole ldmatrix_x4 loads");
   static_assert(kWarpValues <= 64 && 64 % kWarpValues == 0, "the columns of a value warp are in one line");
   static_assert(kKeys == kWarpLoads * kValueWarps, "a value warp copies a key with each eight lanes");
@@ -79,29 +80,34 @@ __device__ __forceinline__ uint4 widen(uint2 from, bool e4m3) {
 }
 
 // Copies four rows into a tile: a row by each eight lanes, which pass its address (null: zeros) and its row of the tile.
-// Completes with the thread's cp.async copies, or, for FP8 caches, at once.
+// Completes with the thread's cp.async copies.
 template <class C>
-__device__ __forceinline__ void copy_rows(char *tile, int row, const char *from, DType type) {
-  constexpr int kLines = C::kPitch / 128;
+__device__ __forceinline__ void copy_rows(char *tile, int row, const char *from) {
   const int chunk = ptx::lane() % 8;  // of each line
+  const uint32_t to = ptx::shared_address(tile + swizzled<C::kPitch>(row, chunk));
+#pragma unroll
+  for (int line = 0; line < C::kPitch / 128; ++line) {
+    if (line * 8 + 8 <= C::kChunks || line * 8 + chunk < C::kChunks)
+      ptx::cp_async_16(to + line * 128, from + line * 128 + chunk * 16, from != nullptr);
+  }
+}
+
+// The same from FP8; complete at once.
+template <class C>
+__device__ __forceinline__ void widen_rows(char *tile, int row, const char *from, bool e4m3) {
+  constexpr int kLines = C::kPitch / 128;
+  const int chunk = ptx::lane() % 8;
   char *to = tile + swizzled<C::kPitch>(row, chunk);
   const auto inside = [&](int line) { return line * 8 + 8 <= C::kChunks || line * 8 + chunk < C::kChunks; };
-  if (rules::is_fp8(type)) {
-    uint2 bytes[kLines];
+  uint2 bytes[kLines];
 #pragma unroll
-    for (int line = 0; line < kLines; ++line) {
-      bytes[line] = {0, 0};
-      if (from != nullptr && inside(line)) bytes[line] = reinterpret_cast<const uint2 *>(from)[line * 8 + chunk];
-    }
-#pragma unroll
-    for (int line = 0; line < kLines; ++line)
-      if (inside(line)) *reinterpret_cast<uint4 *>(to + line * 128) = widen<typename C::T>(bytes[line], type == DType::f8_e4m3);
-    return;
+  for (int line = 0; line < kLines; ++line) {
+    bytes[line] = {0, 0};
+    if (from != nullptr && inside(line)) bytes[line] = reinterpret_cast<const uint2 *>(from)[line * 8 + chunk];
   }
-  const uint32_t to_shared = ptx::shared_address(to);
 #pragma unroll
   for (int line = 0; line < kLines; ++line)
-    if (inside(line)) ptx::cp_async_16(to_shared + line * 128, from + line * 128 + chunk * 16, from != nullptr);
+    if (inside(line)) *reinterpret_cast<uint4 *>(to + line * 128) = widen<typename C::T>(bytes[line], e4m3);
 }
 
 // The current item and the one before or after it, each in its turn.

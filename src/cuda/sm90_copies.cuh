@@ -16,18 +16,24 @@ struct Sm90Config {
   static constexpr int kGroup = 128, kThreads = 3 * kGroup;  // threads
   static constexpr int kGroupValues = 256;                   // columns of a computing group
   static constexpr int kBlocks = kQk / 64, kBlockBytes = 64 * 128;
+  static constexpr int kGroupBlocks = kGroupValues / 64, kValueBlocks = 2 * kGroupBlocks, kRopeBlocks = kBlocks - kValueBlocks;
 
   static constexpr int kTileBytes = kBlocks * kBlockBytes;  // of Q too
   static constexpr int kOffsetK = kTileBytes, kOffsetP = kOffsetK + kStages * kTileBytes;
   static constexpr int kOffsetReference = kOffsetP + kBlockBytes, kOffsetSum = kOffsetReference + kRows * 4;
   static constexpr int kOffsetItems = kOffsetSum + 2 * kRows * 4;
-  static constexpr int kOffsetAnswer = kOffsetItems + 2 * static_cast<int>(sizeof(Item));
-  static constexpr int kOffsetBarriers = kOffsetAnswer + 8;
-  static constexpr int kSharedBytes = kOffsetBarriers + 8 * (4 * kStages + 5);
+  static constexpr int kOffsetBarriers = kOffsetItems + 2 * static_cast<int>(sizeof(Item));
+  static constexpr int kSharedBytes = kOffsetBarriers + 8 * (8 * kStages + 4);
+
+  // A tile has three parts, which become free and are filled each for itself: 0 the blocks that are no values, 1 and 2 the values of
+  // computing groups 0 and 1. These arrive in halves.
+  static constexpr int kParts = 3, kArrivals = 5;
+  static MLAVERIFY_HD int first_block(int part) { return part == 0 ? kValueBlocks : (part - 1) * kGroupBlocks; }
+  static MLAVERIFY_HD int blocks(int part) { return part == 0 ? kRopeBlocks : kGroupBlocks; }
 
   static constexpr int kComputeRegisters = 216, kCopyRegisters = 72;
   static_assert(2 * kComputeRegisters + kCopyRegisters <= 3 * (65536 / kThreads / 8 * 8), "what the launch gives");
-  static_assert(kQk % 64 == 0 && kV == 2 * kGroupValues && kQk >= kV);
+  static_assert(kQk % 64 == 0 && kV == 2 * kGroupValues && kQk >= kV && kGroupBlocks == 4);
   static_assert(kRows == 64 && kKeys == 64 && kStages == 2 && kThreads == 32 * kTable.num_warps,
                 "what the schedule is made for");
   static_assert(kSharedBytes <= 227 * 1024);
@@ -37,33 +43,52 @@ struct Sm90Config {
 template <class C>
 struct Sm90Barriers {
   uint32_t base;  // shared address
-  __device__ __forceinline__ uint32_t full(int stage) const { return base + 8 * stage; }
-  __device__ __forceinline__ uint32_t keys_empty(int stage) const { return base + 8 * (C::kStages + stage); }
-  __device__ __forceinline__ uint32_t values_empty(int stage, int group) const {
-    return base + 8 * (2 * C::kStages + 2 * stage + group);
+  // Half `half` of a part (of part 0 there is one).
+  __device__ __forceinline__ uint32_t full(int stage, int part, int half) const {
+    return arrival(stage, part == 0 ? 0 : part * 2 - 1 + half);
   }
-  __device__ __forceinline__ uint32_t q_full() const { return base + 8 * (4 * C::kStages); }
-  __device__ __forceinline__ uint32_t q_empty() const { return base + 8 * (4 * C::kStages + 1); }
-  __device__ __forceinline__ uint32_t item() const { return base + 8 * (4 * C::kStages + 2); }
-  __device__ __forceinline__ uint32_t weights(int owner) const { return base + 8 * (4 * C::kStages + 3 + owner); }
+  __device__ __forceinline__ uint32_t arrival(int stage, int i) const { return at(stage * C::kArrivals + i); }
+  __device__ __forceinline__ uint32_t empty(int stage, int part) const {
+    return at(C::kStages * C::kArrivals + stage * C::kParts + part);
+  }
+  __device__ __forceinline__ uint32_t item_full() const { return at(kBehindTiles); }
+  __device__ __forceinline__ uint32_t item_empty() const { return at(kBehindTiles + 1); }
+  __device__ __forceinline__ uint32_t weights(int owner) const { return at(kBehindTiles + 2 + owner); }
 
   __device__ __forceinline__ void init(bool boxes) const {
-    for (int s = 0; s < C::kStages; ++s) {
-      ptx::mbarrier_init(full(s), boxes ? 1 : C::kGroup);
-      ptx::mbarrier_init(keys_empty(s), 4);
-      for (int g = 0; g < 2; ++g) ptx::mbarrier_init(values_empty(s, g), 4);
-    }
-    for (int g = 0; g < 2; ++g) ptx::mbarrier_init(weights(g), C::kGroup);
-    ptx::mbarrier_init(q_full(), C::kGroup);
-    ptx::mbarrier_init(q_empty(), 8);
-    ptx::mbarrier_init(item(), 1);
+    for (int i = 0; i < C::kStages * C::kArrivals; ++i) ptx::mbarrier_init(at(i), boxes ? 1 : C::kGroup);
+    for (int i = C::kStages * C::kArrivals; i < kBehindTiles; ++i) ptx::mbarrier_init(at(i), 4);
+    for (int g = 0; g < 2; ++g) ptx::mbarrier_init(weights(g), 4);
+    ptx::mbarrier_init(item_full(), 1);
+    ptx::mbarrier_init(item_empty(), 8);
     ptx::mbarrier_init_fence();
   }
+
+ private:
+  static constexpr int kBehindTiles = C::kStages * (C::kArrivals + C::kParts);
+  __device__ __forceinline__ uint32_t at(int i) const { return base + 8 * i; }
 };
 
 template <class C>
 __device__ __forceinline__ int tiles_of(int32_t key_begin, int32_t key_end) {
   return (key_end - key_begin + C::kKeys - 1) / C::kKeys;
+}
+
+// Copies `blocks` blocks of `rows` rows by a warp: lane j has the address of row j, null for zeros, of which they begin at `from_byte`. A
+// warp copies 128 * blocks bytes of 4 / blocks rows at a time.
+template <int rows, int blocks>
+__device__ __forceinline__ void copy_columns(const char *mine, uint32_t to, int from_byte) {
+  static_assert(blocks == 1 || blocks == 4);
+  const int lane = threadIdx.x % 32;
+  const auto address = reinterpret_cast<unsigned long long>(mine);
+  to += lane / 8 % blocks * (64 * 128);
+  from_byte += lane % (8 * blocks) * 16;
+#pragma unroll 1
+  for (int j = 0; j < rows; j += 4 / blocks) {
+    const int row = j + lane / (8 * blocks);
+    const auto from = reinterpret_cast<const char *>(__shfl_sync(~0u, address, row));
+    ptx::cp_async_16(to + row * 128 + ((lane % 8 ^ row % 8) << 4), from + from_byte, from != nullptr);
+  }
 }
 
 template <class C>
@@ -78,29 +103,21 @@ class Sm90Copies {
 
   __device__ __forceinline__ void run(const Item &item) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
-    if (l_.box_keys == 0) fetch_page(item, 0);
-    hand_over(item);
-    if (tiles == 0) return;
-    copy_queries(item);
-    ptx::mbarrier_arrive_after_copies(barriers_.q_full());
+    if (warp_ == 0) hand_over(item);
     if (l_.box_keys > 0) {
-      if (warp_ == 0) copy_boxes(item, tiles);
-      tiles_ += tiles;
-      return;
+      if (warp_ < C::kParts && C::blocks(warp_) > 0) copy_boxes(item, tiles, warp_);
+    } else {
+      fetch_page(item, 0);
+#pragma unroll 1
+      for (int t = 0; t < tiles; ++t) gather(item, t);
     }
-    for (int t = 0; t < tiles; ++t, ++tiles_) {
-      const int stage = static_cast<int>(tiles_ % C::kStages);
-      const uint32_t parity = tiles_ / C::kStages % 2 ^ 1;
-      ptx::mbarrier_wait(barriers_.keys_empty(stage), parity);
-      for (int g = 0; g < 2; ++g) ptx::mbarrier_wait(barriers_.values_empty(stage, g), parity);
-      copy_tile(item, t, shared_ + C::kOffsetK + stage * C::kTileBytes);
-      ptx::mbarrier_arrive_after_copies(barriers_.full(stage));
-    }
+    uses_[0] += (tiles + 1) / 2;
+    uses_[1] += tiles / 2;
   }
 
   // Tells the computing groups that there is no more. Copies must not outlive their threads.
   __device__ __forceinline__ void finish() {
-    hand_over(Item{kNoMore, 0, 0, 0, 0});
+    if (warp_ == 0) hand_over(Item{kNoMore, 0, 0, 0, 0});
     ptx::cp_async_wait_all();
   }
 
@@ -108,12 +125,19 @@ class Sm90Copies {
 
  private:
   __device__ __forceinline__ void hand_over(const Item &item) {
-    ptx::mbarrier_wait(barriers_.q_empty(), items_ % 2 ^ 1);
-    if (threadIdx.x % C::kGroup == 0) {
+    ptx::mbarrier_wait(barriers_.item_empty(), items_ % 2 ^ 1);
+    if (lane_ == 0) {
       items_at_[items_ % 2] = item;
-      ptx::mbarrier_arrive(barriers_.item());
+      ptx::mbarrier_arrive(barriers_.item_full());
     }
     ++items_;
+  }
+
+  // Until part `part` of the stage of tile t may be overwritten.
+  __device__ __forceinline__ void wait_for_room(int t, int part) const {
+    const int stage = t % 2;
+    const uint32_t uses = (stage == 0 ? uses_[0] : uses_[1]) + t / 2;
+    ptx::mbarrier_wait(barriers_.empty(stage, part), uses % 2 ^ 1);
   }
 
   // Box `lane` of a tile.
@@ -129,89 +153,63 @@ class Sm90Copies {
     return {known ? rules::page_id(p_, item.request, slot.entry) : -1, slot.offset, used};
   }
 
-  // All tiles of an item, by the copy engine; by one warp. The parts of a stage are filled as they become free: first the blocks
-  // that are no values, then those of the tile's owner.
-  __device__ __forceinline__ void copy_boxes(const Item &item, int tiles) {
+  // A part of all tiles of an item, by the copy engine; by one warp.
+  __device__ __forceinline__ void copy_boxes(const Item &item, int tiles, int part) {
+    const int first = C::first_block(part), halves = part == 0 ? 1 : 2, blocks = C::blocks(part) / halves;
     Box now = box_of(item, 0), next = box_of(item, 1);
+#pragma unroll 1
     for (int t = 0; t < tiles; ++t, now = next, next = box_of(item, t + 1)) {
-      const uint32_t tile = tiles_ + t;
-      const int stage = static_cast<int>(tile % C::kStages);
-      const uint32_t parity = tile / C::kStages % 2 ^ 1, full = barriers_.full(stage);
+      const int stage = t % 2;
       const uint32_t to = shared_ + C::kOffsetK + stage * C::kTileBytes + lane_ * l_.box_keys * 128;
-      const int count = __popc(__ballot_sync(~0u, now.used));
-      ptx::mbarrier_wait(barriers_.keys_empty(stage), parity);
-      if (lane_ == 0) ptx::mbarrier_arrive_expect(full, count * l_.box_keys * C::kQk * 2);
-      __syncwarp();
-      if (now.used) {
-#pragma unroll
-        for (int b = C::kV / 64; b < C::kBlocks; ++b)
-          ptx::copy_box(to + b * C::kBlockBytes, l_.kv_map.bytes, b * 64, now.key, now.page, full);
+      const uint32_t bytes = __popc(__ballot_sync(~0u, now.used)) * l_.box_keys * 128;
+      wait_for_room(t, part);
+      if (lane_ == 0) {
+        for (int half = 0; half < halves; ++half)
+          ptx::mbarrier_arrive_expect(barriers_.full(stage, part, half), blocks * bytes);
       }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int g = (t + i) % 2;
-        ptx::mbarrier_wait(barriers_.values_empty(stage, g), parity);
-        if (now.used) {
-#pragma unroll
-          for (int j = 0; j < C::kGroupValues / 64; ++j) {
-            const int b = g * (C::kGroupValues / 64) + j;
-            ptx::copy_box(to + b * C::kBlockBytes, l_.kv_map.bytes, b * 64, now.key, now.page, full);
-          }
+      __syncwarp();
+      if (!now.used) continue;
+#pragma unroll 1
+      for (int half = 0; half < halves; ++half) {
+        const uint32_t full = barriers_.full(stage, part, half);
+        for (int i = 0; i < blocks; ++i) {
+          const int b = first + half * blocks + i;
+          ptx::copy_box(to + b * C::kBlockBytes, l_.kv_map.bytes, b * 64, now.key, now.page, full);
         }
       }
     }
   }
 
-  static constexpr int kWarpRows = C::kRows / 4;
-  static_assert(kWarpRows == C::kKeys / 4 && kWarpRows == 16);
+  static constexpr int kWarpKeys = C::kKeys / 4;
+  static_assert(kWarpKeys == 16);
 
   // Lane j < 16 of a warp looks up the page of key j of the warp's keys of tile t, one tile ahead of the copies.
   __device__ __forceinline__ void fetch_page(const Item &item, int t) {
-    const int64_t key = item.key_begin + static_cast<int64_t>(t) * C::kKeys + warp_ * kWarpRows + lane_;
+    const int64_t key = item.key_begin + static_cast<int64_t>(t) * C::kKeys + warp_ * kWarpKeys + lane_;
     const rules::Slot slot = rules::slot_of(static_cast<int32_t>(key), p_.page_size);
     offset_ = slot.offset;
     page_ = -1;
-    if (lane_ < kWarpRows && key < item.key_end && slot.entry < p_.table_width)
+    if (lane_ < kWarpKeys && key < item.key_end && slot.entry < p_.table_width)
       page_ = rules::page_id(p_, item.request, slot.entry);
   }
 
-  __device__ __forceinline__ void copy_tile(const Item &item, int t, uint32_t tile) {
+  // All parts of tile t, those of the owner first; by all warps, 16 bytes a thread.
+  __device__ __forceinline__ void gather(const Item &item, int t) {
     const char *mine = slot_address(p_, page_, offset_);
     fetch_page(item, t + 1);
-    copy_rows(mine, tile);
-  }
-
-  __device__ __forceinline__ void copy_queries(const Item &item) {
-    const int64_t row = item.row_tile * static_cast<int64_t>(C::kRows) + warp_ * kWarpRows + lane_;
-    const char *mine = nullptr;
-    if (lane_ < kWarpRows && row < rules::request_rows(p_, item.request))
-      mine = static_cast<const char *>(p_.q) + rules::q_offset(p_, item.request, rules::unpack_row(row, p_.num_heads)) * 2;
-    copy_rows(mine, shared_);
-  }
-
-  // The warp's 16 rows; lane j has the address of row j, null for zeros. A warp copies 512 bytes of a row at a time, then
-  // the last block of four rows.
-  __device__ __forceinline__ void copy_rows(const char *mine, uint32_t tile) const {
-    const auto address = reinterpret_cast<unsigned long long>(mine);
-    const uint32_t to = tile + warp_ * kWarpRows * 128;
-#pragma unroll 4
-    for (int j = 0; j < kWarpRows; ++j) {
-      const auto from = reinterpret_cast<const char *>(__shfl_sync(~0u, address, j));
-      const uint32_t at = to + lane_ / 8 * C::kBlockBytes + j * 128 + ((lane_ % 8 ^ j % 8) << 4);
-#pragma unroll
-      for (int b = 0; b + 4 <= C::kBlocks; b += 4)
-        ptx::cp_async_16(at + b * C::kBlockBytes, from + b * 128 + lane_ * 16, from != nullptr);
+    const int stage = t % 2;
+    const uint32_t to = shared_ + C::kOffsetK + stage * C::kTileBytes + warp_ * kWarpKeys * 128;
+    if constexpr (C::kRopeBlocks > 0) {
+      wait_for_room(t, 0);
+      copy_columns<kWarpKeys, C::kRopeBlocks>(mine, to + C::kValueBlocks * C::kBlockBytes, C::kValueBlocks * 128);
+      ptx::mbarrier_arrive_after_copies(barriers_.full(stage, 0, 0));
     }
-    static_assert(C::kBlocks % 4 <= 1);
-    if constexpr (C::kBlocks % 4 == 1) {
-      constexpr int b = C::kBlocks - 1;
-#pragma unroll
-      for (int j = 0; j < kWarpRows; j += 4) {
-        const int row = j + lane_ / 8;
-        const auto from = reinterpret_cast<const char *>(__shfl_sync(~0u, address, row));
-        ptx::cp_async_16(to + b * C::kBlockBytes + row * 128 + ((lane_ % 8 ^ row % 8) << 4), from + b * 128 + lane_ % 8 * 16,
-                         from != nullptr);
-      }
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      const int group = stage ^ i, first = group * C::kGroupBlocks;
+      wait_for_room(t, 1 + group);
+      copy_columns<kWarpKeys, C::kGroupBlocks>(mine, to + first * C::kBlockBytes, first * 128);
+      for (int half = 0; half < 2; ++half) ptx::mbarrier_arrive_after_copies(barriers_.full(stage, 1 + group, half));
     }
   }
 
@@ -222,7 +220,7 @@ class Sm90Copies {
   const Sm90Barriers<C> barriers_;
   const int warp_ = threadIdx.x / 32 % 4, lane_ = threadIdx.x % 32;
   int32_t page_ = -1, offset_ = 0;
-  uint32_t items_ = 0, tiles_ = 0;  // so far
+  uint32_t items_ = 0, uses_[2] = {0, 0};  // of the stages; so far
 };
 
 }  // namespace mlaverify::cuda

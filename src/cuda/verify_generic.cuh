@@ -38,8 +38,8 @@ class GenericBlock {
 
   __device__ __forceinline__ void run(const Item &item) {
     const int tid = threadIdx.x;
-    const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
-    const auto rows = static_cast<int>(rules::min<int64_t>(C::kRows, rules::request_rows(p_, item.request) - first));
+    const int32_t first = item.row_tile * C::kRows;
+    const int rows = rows_of_tile<C::kRows>(p_, item.request, item.row_tile);
 
     for (int i = tid; i < rows * p_.qk_dim; i += C::kThreads) {
       const rules::Row row = rules::unpack_row(first + i / p_.qk_dim, p_.num_heads);
@@ -136,7 +136,7 @@ class GenericBlock {
   }
 
   __device__ __forceinline__ void finish(const Item &item, int rows, const float (&acc)[C::kRows][C::kColumns]) {
-    const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
+    const int32_t first = item.row_tile * C::kRows;
     if (item.part >= 0) {
       const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, p_.v_dim);
       float *to = l_.parts + item.part * part.size;
@@ -146,6 +146,7 @@ class GenericBlock {
       }
 #pragma unroll
       for (int r = 0; r < C::kRows; ++r) {
+        if (r >= rows) break;
 #pragma unroll
         for (int j = 0; j < C::kColumns; ++j) {
           const int c = threadIdx.x + j * C::kThreads;
@@ -180,8 +181,11 @@ template <int arch>
 __global__ void __launch_bounds__(GenericConfig::kThreads) verify_generic_kernel(const __grid_constant__ Launch l) {
   extern __shared__ float generic_shared[];
   ptx::launch_dependents();
+  ptx::wait_for_previous_grid();
   GenericBlock block(l, generic_shared);
-  for_each_item<GenericConfig::kRows, GenericConfig::kKeys>(l, 0, [&](const Item &item) { block.run(item); });
+  const Items<GenericConfig::kRows, GenericConfig::kKeys> items(l);
+  ItemCursor cursor = items.begin(0);
+  for (Item item; items.next(&cursor, &item);) block.run(item);
 }
 
 }  // namespace mlaverify::cuda

@@ -105,12 +105,12 @@ class Sm80ScoreWarp {
   __device__ __forceinline__ bool has_rows() const { return C::kPairBlocks == 2 || half_ == 0; }
 
   __device__ __forceinline__ void set_limits(const Item &item) {
-    const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
+    const int32_t first = item.row_tile * C::kRows;
     seen_by_all_ = rules::visible_keys(p_, item.request, rules::unpack_row(first, p_.num_heads).token);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int64_t row = first + mine_ * 16 + mma_row(lane_, 2 * i);
-      const bool inside = row < rules::request_rows(p_, item.request);
+      const int32_t row = first + mine_ * 16 + mma_row(lane_, 2 * i);
+      const bool inside = row < rows_of(p_, item.request);
       limit_[i] = inside ? rules::visible_keys(p_, item.request, rules::unpack_row(row, p_.num_heads).token) : 0;
     }
   }
@@ -324,20 +324,23 @@ class Sm80ValueWarp {
     if (tiles > 0) {
       load_queries(item);
       fetch_page(item, 0);
-      Ring<C::kStages> ahead = ring_;
-      for (int t = 0; t < C::kStages && t < tiles; ++t, ahead.next()) load_tile(item, t, ahead.stage);
     }
     clear();
     for (int t = 0; t < 2 && t < tiles; ++t) ptx::barrier_arrive(kWeightsRead + t, C::kThreads);
-    for (int t = 0; t < tiles; ++t, ring_.next()) {
-      ptx::barrier_sync(kWeightsReady + t % 2, C::kThreads);
-      ptx::mbarrier_wait(full(ring_.stage), ring_.phase);  // already so
-      accumulate(t % 2, t + 2 < tiles);
+#pragma unroll 1
+    for (int t = tiles > 0 ? -C::kStages : 0; t < tiles; ++t, ring_.next()) {
+      const bool filled = t >= 0;
+      if (filled) {
+        ptx::barrier_sync(kWeightsReady + t % 2, C::kThreads);
+        ptx::mbarrier_wait(full(ring_.stage), ring_.phase ^ 1);  // already so; tile t - kStages began the phase
+        accumulate(t % 2, t + 2 < tiles);
+      }
       if (t + C::kStages < tiles) {
-        ptx::barrier_sync(kValues, 32 * C::kValueWarps);
+        if (filled) ptx::barrier_sync(kValues, 32 * C::kValueWarps);
         load_tile(item, t + C::kStages, ring_.stage);
       }
     }
+    if (tiles > 0) ring_.phase ^= 1;  // once around more than tiles
     ptx::barrier_sync(kItem, C::kThreads);
     if (item.part >= 0) {
       write_part(item);
@@ -346,19 +349,23 @@ class Sm80ValueWarp {
     }
   }
 
+  // What is computed from it is not kept in registers.
+  __device__ __forceinline__ int warp() const { return static_cast<int>(ptx::not_hoisted(static_cast<uint32_t>(warp_))); }
+
   // ---- Loads ----
 
   // Row of a tile that this lane copies.
-  __device__ __forceinline__ int warp_row() const { return warp_ * C::kWarpLoads + ptx::lane() / 8; }
+  __device__ __forceinline__ int warp_row() const { return warp() * C::kWarpLoads + ptx::lane() / 8; }
 
   __device__ __forceinline__ void load_queries(const Item &item) {
-    const int64_t rows = rules::request_rows(p_, item.request);
+    const int32_t rows = rows_of(p_, item.request);
+#pragma unroll 1
     for (int r = warp_row(); r < C::kRows; r += C::kWarpLoads * C::kValueWarps) {
-      const int64_t row = item.row_tile * static_cast<int64_t>(C::kRows) + r;
+      const int32_t row = item.row_tile * C::kRows + r;
       const char *from = nullptr;
       if (row < rows)
         from = static_cast<const char *>(p_.q) + rules::q_offset(p_, item.request, rules::unpack_row(row, p_.num_heads)) * 2;
-      copy_rows<C>(shared_, r, from, p_.q_dtype);
+      copy_rows<C>(shared_, r, from);
     }
   }
 
@@ -373,12 +380,15 @@ class Sm80ValueWarp {
   }
 
   __device__ __forceinline__ void load_tile(const Item &item, int t, int stage) {
-    copy_rows<C>(shared_ + C::kOffsetK + stage * C::kTileBytes, warp_row(), slot_address(p_, page_, offset_), p_.kv_dtype);
+    char *tile = shared_ + C::kOffsetK + stage * C::kTileBytes;
+    const char *from = slot_address(p_, page_, offset_);
     fetch_page(item, t + 1);
     if (rules::is_fp8(p_.kv_dtype)) {
+      widen_rows<C>(tile, warp_row(), from, p_.kv_dtype == DType::f8_e4m3);
       ptx::cp_async_wait_all();  // queries
       ptx::mbarrier_arrive(full(stage));
     } else {
+      copy_rows<C>(tile, warp_row(), from);
       ptx::mbarrier_arrive_after_copies(full(stage));
     }
   }
@@ -425,7 +435,7 @@ class Sm80ValueWarp {
     }
     const uint32_t p_at = ptx::shared_address(shared_) + swizzled<C::kPitch>(ptx::lane() % 16, parity * 4 + ptx::lane() / 16);
     const uint32_t v_at = ptx::shared_address(shared_) + C::kOffsetK + ring_.stage * C::kTileBytes +
-                          swizzled<C::kPitch>(ptx::lane() % 16, warp_ * (C::kWarpValues / 8) + ptx::lane() / 16);
+                          swizzled<C::kPitch>(ptx::lane() % 16, warp() * (C::kWarpValues / 8) + ptx::lane() / 16);
 #pragma unroll
     for (int k = 0; k < C::kKeys / 16; ++k) {
       uint32_t w[C::kBlocks][4];
@@ -453,16 +463,18 @@ class Sm80ValueWarp {
   __device__ __forceinline__ void write_part(const Item &item) {
     const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, C::kV);
     float *to = l_.parts + item.part * part.size;
-    for (int r = warp_ * 32 + ptx::lane(); r < C::kRows; r += 32 * C::kValueWarps) {
+    const int rows = rows_of_tile<C::kRows>(p_, item.request, item.row_tile);
+    for (int r = warp() * 32 + ptx::lane(); r < C::kRows; r += 32 * C::kValueWarps) {
       to[part.max + r] = max_of(r);
       to[part.sum + r] = sum_of(r);
     }
     if (item.key_begin == item.key_end) return;  // weighs nothing: acc is not looked at
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
+      if (m * 16 >= rows) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float *row = to + part.acc + (m * 16 + mma_row(ptx::lane(), 2 * i)) * C::kV + warp_ * C::kWarpValues;
+        float *row = to + part.acc + (m * 16 + mma_row(ptx::lane(), 2 * i)) * C::kV + warp() * C::kWarpValues;
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; ++j) {
           *reinterpret_cast<float2 *>(row + j * 8 + mma_col(ptx::lane(), 0)) = {acc_[m][j][2 * i], acc_[m][j][2 * i + 1]};
@@ -473,9 +485,9 @@ class Sm80ValueWarp {
 
   __device__ __forceinline__ void write_result(const Item &item) {
     const float out_scale = p_.k_scale != nullptr ? *p_.k_scale : 1.0f;
-    const int64_t rows = rules::request_rows(p_, item.request);
-    const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
-    for (int r = warp_ * 32 + ptx::lane(); r < C::kRows && first + r < rows; r += 32 * C::kValueWarps) {
+    const int32_t rows = rows_of(p_, item.request);
+    const int32_t first = item.row_tile * C::kRows;
+    for (int r = warp() * 32 + ptx::lane(); r < C::kRows && first + r < rows; r += 32 * C::kValueWarps) {
       const rules::Row row = rules::unpack_row(first + r, p_.num_heads);
       p_.lse[rules::lse_offset(p_, item.request, row)] = lse_of(row_state(item, row, r));
     }
@@ -488,7 +500,7 @@ class Sm80ValueWarp {
         const rules::Row row = rules::unpack_row(first + r, p_.num_heads);
         const float scale = row_scale(row_state(item, row, r), out_scale);
         auto *to =
-            static_cast<typename C::T::Element *>(p_.out) + rules::out_offset(p_, item.request, row) + warp_ * C::kWarpValues;
+            static_cast<typename C::T::Element *>(p_.out) + rules::out_offset(p_, item.request, row) + warp() * C::kWarpValues;
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; ++j) {
           *reinterpret_cast<uint32_t *>(to + j * 8 + mma_col(ptx::lane(), 0)) =
@@ -520,10 +532,19 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm80_kernel(const __gri
       ptx::mbarrier_init(ptx::shared_address(shared) + C::kOffsetFull + i * 8, 32 * C::kValueWarps);
   }
   __syncthreads();
+  ptx::wait_for_previous_grid();
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   if (warp < C::kScoreWarps) {
     Sm80ScoreWarp<C> role(l, shared, warp);
-    for_each_item<C::kRows, C::kKeys>(l, 0, [&](const Item &item) { role.run(item); });
+    const Items<C::kRows, C::kKeys> items(l);
+    // The cursor of each warp lies in shared memory meanwhile, where it takes no registers.
+    ItemCursor *kept = reinterpret_cast<ItemCursor *>(shared + C::kOffsetCursors) + warp;
+    ItemCursor cursor = items.begin(32);
+    for (Item item; items.next(&cursor, &item); cursor = *kept) {
+      if (threadIdx.x % 32 == 0) *kept = cursor;
+      __syncwarp();
+      role.run(item);
+    }
     role.publish({-1, 0, 0, 0, 0});
   } else {
     Sm80ValueWarp<C>(l, shared, warp - C::kScoreWarps).run();

@@ -40,8 +40,6 @@
 // Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16), 72 a copying one.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
 #include "cuda/ptx.cuh"
@@ -66,140 +64,120 @@ class Sm90Products {
 
   // Until there are no more items.
   __device__ __forceinline__ void run() {
-    for (uint32_t items = 0, with_keys = 0;; ++items) {
-      ptx::mbarrier_wait(barriers_.item(), items % 2);
+    for (uint32_t items = 0;; ++items) {
+      ptx::mbarrier_wait(barriers_.item_full(), items % 2);
       const volatile Item &item = reinterpret_cast<const volatile Item *>(shared_ + C::kOffsetItems)[items % 2];
       if (item.request == Sm90Copies<C>::kNoMore) return;
-      with_keys += run(item, with_keys % 2) ? 1 : 0;
+      run(item);
+      release(barriers_.item_empty());
     }
   }
 
  private:
-  // `item` stays in shared memory, where it takes no registers. Returns whether it has keys.
-  __device__ __forceinline__ bool run(const volatile Item &item, uint32_t q_parity) {
+  // `item` stays in shared memory, where it takes no registers.
+  __device__ __forceinline__ void run(const volatile Item &item) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
+    if (tiles > 0) copy_queries(item);
     float o[128];
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
     sum_[0] = sum_[1] = 0.0f;
     max_[0] = max_[1] = kMinusInf;
     if (tiles > 0) {
+      const int keys = item.key_end - item.key_begin;
       set_limits(item);
-      ptx::mbarrier_wait(barriers_.q_full(), q_parity);
-      ptx::fence_proxy_async();
-      for (int t = group_; t < tiles; t += 2) {
+      wait_for_queries();
+      // One step more than there are own tiles, where the last tile is the other group's.
+#pragma unroll 1
+      for (int t = group_; t <= tiles; t += 2) {
         float s[32];
-        uint32_t weights[16];
+        uint32_t weights[16], weights_of_other[16];
         float alpha[2];
-        if (t > 0 && scores_first(t)) {
-          wait_for_tile(t);
-          issue_scores(s, t);
-          issue_values_of_other(o, t - 1, item.key_end - item.key_begin);
+        if (group_ == 1 && t < tiles) {
+          issue_scores(s);
+          issue_values_of_other(o, weights_of_other, keys - (t - 1) * C::kKeys);
           wgmma_wait<1>();
-          release(barriers_.keys_empty(stage(t)));
+          release(barriers_.empty(group_, 0));
           softmax(item.key_begin + t * C::kKeys, s, weights, alpha);
           wgmma_wait<0>();
-          release_values(t - 1);
+          release(barriers_.empty(group_ ^ 1, 1 + group_));
         } else {
           if (t > 0) {
-            issue_values_of_other(o, t - 1, item.key_end - item.key_begin);
+            issue_values_of_other(o, weights_of_other, keys - (t - 1) * C::kKeys);
             wgmma_wait<0>();
-            release_values(t - 1);
+            release(barriers_.empty(group_ ^ 1, 1 + group_));
           }
-          wait_for_tile(t);
-          issue_scores(s, t);
+          if (t == tiles) break;
+          issue_scores(s);
           wgmma_wait<0>();
-          release(barriers_.keys_empty(stage(t)));
+          release(barriers_.empty(group_, 0));
           softmax(item.key_begin + t * C::kKeys, s, weights, alpha);
         }
-        if (t + 2 >= tiles) release(barriers_.q_empty());
         hand_over(weights);
         rescale(o, alpha);
-        clear_unused_values(t, item.key_end - item.key_begin);
-        issue_own_values(o, weights, t);
+        clear_unused_values(group_, keys - t * C::kKeys);
+        issue_values(o, weights, group_);
         wgmma_wait<0>();
-        release_values(t);
+        release(barriers_.empty(group_, 1 + group_));
       }
-      if ((tiles - 1) % 2 != group_) {
-        if (tiles == 1) release(barriers_.q_empty());
-        issue_values_of_other(o, tiles - 1, item.key_end - item.key_begin);
-        wgmma_wait<0>();
-        release_values(tiles - 1);
-      }
-      tiles_ += tiles;
       add_sums();
-    } else {
-      release(barriers_.q_empty());
     }
     if (item.part >= 0) {
       write_part(item, o);
     } else {
       write_result(item, o);
     }
-    return tiles > 0;
   }
 
-  static constexpr int kBarrierSums = 1, kBarrierGroup = 2;  // named; of both groups, and 2 and 3 of one group
+  static constexpr int kBarrierBoth = 1, kBarrierGroup = 2;  // named; of both groups, and 2 and 3 of one group
   static constexpr float kSlack = 8.0f;                      // log2 units: weights up to 256 fit f16 and lose nothing in bf16
-
-  // Of tile t of the item.
-  __device__ __forceinline__ int stage(int t) const { return static_cast<int>((tiles_ + t) % C::kStages); }
-
-  // Calls issue(stage of tile t) with a constant, so that descriptors stay in uniform registers, where wgmma takes them from.
-  template <class Issue>
-  __device__ __forceinline__ void with_stage(int t, Issue issue) const {
-    if (stage(t) == 0) {
-      issue(std::integral_constant<int, 0>());
-    } else {
-      issue(std::integral_constant<int, 1>());
-    }
-  }
 
   // Row i (0, 1) of this thread, of the tile.
   __device__ __forceinline__ int row_of(int i) const { return warp_ * 16 + mma_row(lane_, 2 * i); }
 
   __device__ __forceinline__ void set_limits(const volatile Item &item) {
-    const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
+    const int32_t first = item.row_tile * C::kRows;
     seen_by_all_ = rules::visible_keys(p_, item.request, rules::unpack_row(first, p_.num_heads).token);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int64_t row = first + row_of(i);
-      const bool inside = row < rules::request_rows(p_, item.request);
+      const int32_t row = first + row_of(i);
+      const bool inside = row < rows_of(p_, item.request);
       limit_[i] = inside ? rules::visible_keys(p_, item.request, rules::unpack_row(row, p_.num_heads).token) : 0;
     }
   }
 
-  __device__ __forceinline__ void wait_for_tile(int t) const {
-    ptx::mbarrier_wait(barriers_.full(stage(t)), (tiles_ + t) / C::kStages % 2);
-    if (l_.box_keys == 0) ptx::fence_proxy_async();
+  // Eight rows a warp, when all warps are done with the item before, whose results may lie there.
+  __device__ __forceinline__ void copy_queries(const volatile Item &item) const {
+    ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
+    constexpr int kWarpRows = C::kRows / 8;
+    const int first = (group_ * 4 + warp_) * kWarpRows;
+    const int32_t row = item.row_tile * C::kRows + first + lane_;
+    const char *mine = nullptr;
+    if (lane_ < kWarpRows && row < rows_of(p_, item.request))
+      mine = static_cast<const char *>(p_.q) + rules::q_offset(p_, item.request, rules::unpack_row(row, p_.num_heads)) * 2;
+    const uint32_t to = ptx::shared_address(shared_) + first * 128;
+#pragma unroll 1
+    for (int b = 0; b < C::kValueBlocks; b += 4) copy_columns<kWarpRows, 4>(mine, to + b * C::kBlockBytes, b * 128);
+    if constexpr (C::kRopeBlocks > 0)
+      copy_columns<kWarpRows, 1>(mine, to + C::kValueBlocks * C::kBlockBytes, C::kValueBlocks * 128);
+  }
+
+  __device__ __forceinline__ void wait_for_queries() const {
+    ptx::cp_async_wait_all();
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
   }
 
   __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kBarrierGroup + group_, C::kGroup); }
 
-  // Of [1] and [2], what comes first: waits until tile t or P(t-1) is here. The same answer for all warps of the group, which have to
-  // issue their products in the same order. (It is read by all before it can be written again: that takes their weights.)
-  __device__ __forceinline__ bool scores_first(int t) const {
-    auto *answer = reinterpret_cast<volatile int *>(shared_ + C::kOffsetAnswer) + group_;
-    if (warp_ == 0) {
-      bool here;
-      do {
-        here = ptx::mbarrier_test(barriers_.full(stage(t)), (tiles_ + t) / C::kStages % 2);
-      } while (!here && !ptx::mbarrier_test(barriers_.weights(group_ ^ 1), weights_of_other_ % 2));
-      if (lane_ == 0) *answer = here ? 1 : 0;
-    }
-    group_barrier();
-    return __any_sync(~0u, *answer != 0);
-  }
-
-  // Copied boxes hold whatever lies behind the keys that some row sees, and 0 * NaN would be NaN: in the last tile of an item of
-  // `keys` keys, zeros to what is unused of this group's columns.
-  __device__ __forceinline__ void clear_unused_values(int t, int keys) const {
-    const int used = keys - t * C::kKeys;
-    if (used >= C::kKeys) return;
-    char *columns = shared_ + C::kOffsetK + stage(t) * C::kTileBytes + group_ * (C::kGroupValues / 64) * C::kBlockBytes;
-    for (int i = used * 8 + threadIdx.x % C::kGroup; i < C::kKeys * 8; i += C::kGroup) {
+  // Copied boxes hold whatever lies behind the keys that some row sees, and 0 * NaN would be NaN: zeros to what is
+  // unused of this group's columns in a tile of which `keys` keys are used.
+  __device__ __forceinline__ void clear_unused_values(int stage, int keys) const {
+    if (keys >= C::kKeys) return;
+    char *columns = shared_ + C::kOffsetK + stage * C::kTileBytes + group_ * C::kGroupBlocks * C::kBlockBytes;
+    for (int i = keys * 8 + threadIdx.x % C::kGroup; i < C::kKeys * 8; i += C::kGroup) {
 #pragma unroll
-      for (int b = 0; b < C::kGroupValues / 64; ++b)
+      for (int b = 0; b < C::kGroupBlocks; ++b)
         *reinterpret_cast<uint4 *>(columns + b * C::kBlockBytes + i * 16) = uint4{0, 0, 0, 0};
     }
     ptx::fence_proxy_async();
@@ -211,52 +189,64 @@ class Sm90Products {
     if (lane_ == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  __device__ __forceinline__ void release_values(int t) const { release(barriers_.values_empty(stage(t), group_)); }
-
-  // [2] S = Q K^T.
-  __device__ __forceinline__ void issue_scores(float (&s)[32], int t) const {
-    with_stage(t, [&](auto stage) {
-      wgmma_fence();
-      const uint32_t base = ptx::not_hoisted(ptx::shared_address(shared_));
-      const uint64_t q = k_major(base), k = k_major(base + C::kOffsetK + decltype(stage)::value * C::kTileBytes);
+  // Of half `half` of a part, of `blocks` blocks, as soon as it is there.
+  template <int blocks, bool begin>
+  __device__ __forceinline__ void issue_scores(float (&s)[32], uint32_t q, uint32_t k, int part, int half) const {
+    ptx::mbarrier_wait(barriers_.full(group_, part, half), own_tiles_ % 2);
+    if (l_.box_keys == 0) ptx::fence_proxy_async();
+    wgmma_fence();
+    const uint32_t at = (C::first_block(part) + half * blocks) * C::kBlockBytes >> 4;
 #pragma unroll
-      for (int d = 0; d < C::kQk / 16; ++d) {
-        const uint64_t step = (d / 4 * C::kBlockBytes + d % 4 * 32) >> 4;
-        Wgmma<typename C::T>::scores(s, q + step, k + step, d == 0);
-      }
-      wgmma_commit();
-    });
+    for (int i = 0; i < 4 * blocks; ++i) {
+      const uint32_t step = at + ((i / 4 * C::kBlockBytes + i % 4 * 32) >> 4);
+      Wgmma<typename C::T>::scores(s, q + step, k + step, begin && i == 0);
+    }
+  }
+
+  // [2] S = Q K^T of the next own tile; last the values of the other group, which arrive last.
+  __device__ __forceinline__ void issue_scores(float (&s)[32]) {
+    constexpr bool kRope = C::kRopeBlocks > 0;
+    constexpr int kHalf = C::kGroupBlocks / 2;
+    const uint32_t base = ptx::not_hoisted(ptx::shared_address(shared_));
+    const uint32_t q = k_major(base), k = k_major(base + C::kOffsetK + group_ * C::kTileBytes);
+    if constexpr (kRope) issue_scores<C::kRopeBlocks, true>(s, q, k, 0, 0);
+    issue_scores<kHalf, !kRope>(s, q, k, 1 + group_, 0);
+    issue_scores<kHalf, false>(s, q, k, 1 + group_, 1);
+    issue_scores<kHalf, false>(s, q, k, 2 - group_, 0);
+    issue_scores<kHalf, false>(s, q, k, 2 - group_, 1);
+    wgmma_commit();
+    ++own_tiles_;
   }
 
   // V of this group's columns, keys 16 k ... of a stage.
-  __device__ __forceinline__ uint64_t values_at(uint32_t base, int stage, int k) const {
-    const uint32_t block = base + C::kOffsetK + stage * C::kTileBytes + group_ * (C::kGroupValues / 64) * C::kBlockBytes;
+  __device__ __forceinline__ uint32_t values_at(uint32_t base, int stage, int k) const {
+    const uint32_t block = base + C::kOffsetK + stage * C::kTileBytes + group_ * C::kGroupBlocks * C::kBlockBytes;
     return mn_major(block, C::kBlockBytes) + (k * 16 * 128 >> 4);
   }
 
-  // [1].
-  __device__ __forceinline__ void issue_values_of_other(float (&o)[128], int t, int keys) {
+  // [1], of a tile of which `keys` keys are used.
+  __device__ __forceinline__ void issue_values_of_other(float (&o)[128], uint32_t (&weights)[16], int keys) {
     ptx::mbarrier_wait(barriers_.weights(group_ ^ 1), weights_of_other_++ % 2);
     const auto *references = reinterpret_cast<const float *>(shared_ + C::kOffsetReference);
     float alpha[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) alpha[i] = move_reference(i, references[row_of(i)]);
-    rescale(o, alpha);
-    clear_unused_values(t, keys);
-    wgmma_fence();
-    const uint32_t base = ptx::not_hoisted(ptx::shared_address(shared_));
-    const uint64_t p = k_major(base + C::kOffsetP);
 #pragma unroll
-    for (int k = 0; k < C::kKeys / 16; ++k) Wgmma<typename C::T>::values(o, p + (k * 32 >> 4), values_at(base, stage(t), k));
-    wgmma_commit();
+    for (int j = 0; j < C::kKeys / 8; j += 2) {
+      uint32_t(&four)[4] = *reinterpret_cast<uint32_t(*)[4]>(weights + 2 * j);
+      ptx::ldmatrix_x4(four, weights_at(j));
+    }
+    rescale(o, alpha);
+    clear_unused_values(group_ ^ 1, keys);
+    issue_values(o, weights, group_ ^ 1);
   }
 
-  // [5].
-  __device__ __forceinline__ void issue_own_values(float (&o)[128], const uint32_t (&weights)[16], int t) const {
+  // [1] and [5]: O += P V.
+  __device__ __forceinline__ void issue_values(float (&o)[128], const uint32_t (&weights)[16], int stage) const {
     wgmma_fence();
     const uint32_t base = ptx::not_hoisted(ptx::shared_address(shared_));
 #pragma unroll
-    for (int k = 0; k < C::kKeys / 16; ++k) Wgmma<typename C::T>::values(o, weights + 4 * k, values_at(base, stage(t), k));
+    for (int k = 0; k < C::kKeys / 16; ++k) Wgmma<typename C::T>::values(o, weights + 4 * k, values_at(base, stage, k));
     wgmma_commit();
   }
 
@@ -292,9 +282,17 @@ class Sm90Products {
         if (first_key + i / 4 * 8 + mma_col(lane_, i % 4) >= limit_[i / 2 % 2]) s[i] = kMinusInf;
       }
     }
-    float largest[2] = {kMinusInf, kMinusInf};
+    float largest[2];
 #pragma unroll
-    for (int i = 0; i < 32; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
+    for (int i = 0; i < 2; ++i) {
+      float some[4];  // of every fourth pair: short chains
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        some[j] = fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]);
+        some[j] = fmaxf(some[j], fmaxf(s[4 * j + 16 + 2 * i], s[4 * j + 17 + 2 * i]));
+      }
+      largest[i] = fmaxf(fmaxf(some[0], some[1]), fmaxf(some[2], some[3]));
+    }
     float reference[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -315,20 +313,25 @@ class Sm90Products {
     }
   }
 
-  // [4].
+  // Where the 8 x 8 weights lie whose address this lane gives, of four: keys 8 j ... of this warp's upper and lower 8 rows, then the
+  // next 8 keys.
+  __device__ __forceinline__ uint32_t weights_at(int j) const {
+    const int row = warp_ * 16 + lane_ % 16;
+    return ptx::shared_address(shared_) + C::kOffsetP + row * 128 + ((j + lane_ / 16 ^ row % 8) << 4);
+  }
+
+  // [4] To the warp of the other group that has the same rows.
   __device__ __forceinline__ void hand_over(const uint32_t (&weights)[16]) const {
-    auto *references = reinterpret_cast<float *>(shared_ + C::kOffsetReference);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int row = row_of(i % 2), chunk = i / 2;
-      *reinterpret_cast<uint32_t *>(shared_ + C::kOffsetP + row * 128 + ((chunk ^ row % 8) << 4) + lane_ % 4 * 4) = weights[i];
-    }
+    for (int j = 0; j < C::kKeys / 8; j += 2)
+      ptx::stmatrix_x4(weights_at(j), weights[2 * j], weights[2 * j + 1], weights[2 * j + 2], weights[2 * j + 3]);
     if (lane_ % 4 == 0) {
+      auto *references = reinterpret_cast<float *>(shared_ + C::kOffsetReference);
 #pragma unroll
       for (int i = 0; i < 2; ++i) references[row_of(i)] = max_[i];
     }
-    ptx::fence_proxy_async();
-    ptx::mbarrier_arrive(barriers_.weights(group_));
+    __syncwarp();
+    release(barriers_.weights(group_));
   }
 
   // The sums of whole rows, from those of the threads.
@@ -340,7 +343,7 @@ class Sm90Products {
       sum_[i] += __shfl_xor_sync(~0u, sum_[i], 2);
       if (lane_ % 4 == 0) sums[group_ * C::kRows + row_of(i)] = sum_[i];
     }
-    ptx::barrier_sync(kBarrierSums, 2 * C::kGroup);
+    ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
 #pragma unroll
     for (int i = 0; i < 2; ++i) sum_[i] = sums[row_of(i)] + sums[C::kRows + row_of(i)];
   }
@@ -367,21 +370,44 @@ class Sm90Products {
     }
   }
 
+  // By way of shared memory, so that a warp writes whole rows of its columns. Q lies there no more: add_sums() follows the last
+  // products.
   __device__ __forceinline__ void write_result(const volatile Item &item, const float (&o)[128]) const {
-    const int64_t first = item.row_tile * static_cast<int64_t>(C::kRows);
+    const int32_t first = item.row_tile * C::kRows, rows = rows_of(p_, item.request);
+    constexpr int kPitch = C::kGroupValues * 2;  // bytes of a row of the group's columns
+    const uint32_t mine = ptx::shared_address(shared_) + (group_ * C::kRows + warp_ * 16) * kPitch;
+    float scale[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (first + row_of(i) >= rules::request_rows(p_, item.request)) continue;
-      const rules::Row row = rules::unpack_row(first + row_of(i), p_.num_heads);
-      const RowState state = {{max_[i], sum_[i]}, rules::visible_keys(p_, item.request, row.token) > 0};
-      if (group_ == 0 && lane_ % 4 == 0) p_.lse[rules::lse_offset(p_, item.request, row)] = lse_of(state);
-      const float scale = row_scale(state, out_scale_);
-      auto *to =
-          static_cast<typename C::T::Element *>(p_.out) + rules::out_offset(p_, item.request, row) + group_ * C::kGroupValues;
+      const int32_t packed = first + row_of(i);
+      const rules::Row row = rules::unpack_row(packed, p_.num_heads);
+      const bool inside = packed < rows;
+      const RowState state = {{max_[i], sum_[i]}, inside && rules::visible_keys(p_, item.request, row.token) > 0};
+      if (inside && group_ == 0 && lane_ % 4 == 0) p_.lse[rules::lse_offset(p_, item.request, row)] = lse_of(state);
+      scale[i] = row_scale(state, out_scale_);
+    }
+    const int r = lane_ % 16;  // whose address this lane gives, of 16-byte chunk j + lane / 16
 #pragma unroll
-      for (int j = 0; j < C::kGroupValues / 8; ++j) {
-        *reinterpret_cast<uint32_t *>(to + j * 8 + mma_col(lane_, 0)) =
-            C::T::pack(o[4 * j + 2 * i] * scale, o[4 * j + 2 * i + 1] * scale);
+    for (int j = 0; j < C::kGroupValues / 8; j += 2) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) packed[i] = C::T::pack(o[4 * j + 2 * i] * scale[i % 2], o[4 * j + 2 * i + 1] * scale[i % 2]);
+      ptx::stmatrix_x4(mine + r * kPitch + ((j + lane_ / 16 ^ r % 8) << 4), packed[0], packed[1], packed[2], packed[3]);
+    }
+    __syncwarp();
+    const int32_t row = first + warp_ * 16 + lane_ % 16;
+    const int64_t at = row < rows ? rules::out_offset(p_, item.request, rules::unpack_row(row, p_.num_heads)) : 0;
+    auto *out = static_cast<typename C::T::Element *>(p_.out) + group_ * C::kGroupValues;
+#pragma unroll 1
+    for (int i = 0; i < 16 && first + warp_ * 16 + i < rows; ++i) {
+      auto *to = out + __shfl_sync(~0u, at, i);
+      const uint4 x = ptx::load_shared_16(mine + i * kPitch + ((lane_ ^ i % 8) << 4));
+      if (l_.out_16_bytes) {
+        reinterpret_cast<uint4 *>(to)[lane_] = x;
+      } else {
+        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int w = 0; w < 4; ++w) reinterpret_cast<uint32_t *>(to)[lane_ * 4 + w] = words[w];
       }
     }
   }
@@ -394,7 +420,7 @@ class Sm90Products {
   float scale_log2_, out_scale_;
   int32_t seen_by_all_ = 0, limit_[2] = {0, 0};
   float max_[2], sum_[2];          // of this thread's rows: the reference, and the sum over its own keys until add_sums()
-  uint32_t tiles_ = 0;             // of the items so far
+  uint32_t own_tiles_ = 0;         // so far
   uint32_t weights_of_other_ = 0;  // taken over so far
 };
 
@@ -404,17 +430,22 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
   ptx::launch_dependents();
   const Sm90Barriers<C> barriers = {ptx::shared_address(sm90_shared) + C::kOffsetBarriers};
   if (threadIdx.x == 0) barriers.init(l.box_keys > 0);
+  if (threadIdx.x == 2 * C::kGroup && l.box_keys > 0) ptx::prefetch_map(l.kv_map.bytes);
   __syncthreads();
+  ptx::wait_for_previous_grid();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / C::kGroup, 0);
-  if (group == 2) {
+  // The copies come first in the code (the compiler turns the branches round): they start the work, and fetching code that lies far
+  // off takes microseconds.
+  if (group < 2) {
+    ptx::take_registers<C::kComputeRegisters>();
+    Sm90Products<C>(l, sm90_shared, barriers, group).run();
+  } else {
     ptx::give_registers<C::kCopyRegisters>();
     Sm90Copies<C> copies(l, sm90_shared, barriers);
-    for_each_item<C::kRows, C::kKeys>(l, 2 * C::kGroup, [&](const Item &item) { copies.run(item); });
+    const Items<C::kRows, C::kKeys> items(l);
+    ItemCursor cursor = items.begin(C::kThreads - 32);
+    for (Item item; items.next(&cursor, &item);) copies.run(item);
     copies.finish();
-  } else {
-    ptx::take_registers<C::kComputeRegisters>();
-    Sm90Products<C> products(l, sm90_shared, barriers, group);
-    products.run();
   }
 }
 

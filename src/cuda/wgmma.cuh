@@ -1,4 +1,4 @@
-// wgmma of Hopper (sm_90a), as the kernel of verify_sm90.cuh uses it: f16 or bf16, f32 accumulators, both operands in shared memory
+// wgmma of Hopper (sm_90a), as the kernel of verify_sm90.cuh uses it: f16 or bf16, f32 accumulators, operands in shared memory
 // as blocks of 64 columns: rows of 128 bytes whose 16-byte chunks are swizzled by the row (swizzled<128> of tile.cuh).
 //
 // Issued by all 128 threads of a warpgroup; accumulators must not be touched between wgmma_commit() and the wait for it. Warp w of
@@ -9,18 +9,20 @@
 
 namespace mlaverify::cuda {
 
-// Matrix descriptor (PTX ISA, "Matrix descriptor format"): start, leading and stride byte offsets in units of 16, 128-byte swizzle.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |
-         static_cast<uint64_t>(stride >> 4) << 32 | uint64_t{1} << 62;
+// Lower half of a matrix descriptor (PTX ISA, "Matrix descriptor format"): start and leading byte offset in units of 16. The upper half is
+// the same for all: 8 rows take 1024 bytes, 128-byte swizzle. Addresses n bytes further on: + (n >> 4). (64-bit sums would cost more
+// instructions than the small products have time for.)
+__device__ __forceinline__ uint32_t wgmma_descriptor(uint32_t address, uint32_t leading) {
+  return (address & 0x3ffff) >> 4 | (leading >> 4) << 16;
 }
+#define MLAVERIFY_UPPER "1073741888"  // 1024 >> 4 | 1 << 30
 
-// Columns along the products (K-major): 8 rows are 1024 bytes; the leading offset is not used.
-__device__ __forceinline__ uint64_t k_major(uint32_t address) { return wgmma_descriptor(address, 16, 1024); }
+// Columns along the products (K-major); the leading offset is not used.
+__device__ __forceinline__ uint32_t k_major(uint32_t address) { return wgmma_descriptor(address, 16); }
 
-// Rows along the products (MN-major): 8 rows are 1024 bytes, the next 64 columns `block_bytes` away.
-__device__ __forceinline__ uint64_t mn_major(uint32_t address, uint32_t block_bytes) {
-  return wgmma_descriptor(address, block_bytes, 1024);
+// Rows along the products (MN-major), the next 64 columns `block_bytes` away.
+__device__ __forceinline__ uint32_t mn_major(uint32_t address, uint32_t block_bytes) {
+  return wgmma_descriptor(address, block_bytes);
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -42,39 +44,39 @@ template <class T>
 struct Wgmma;
 
 // scores: d (+)= a b^T, 64 rows x 64 keys x 16 columns; `first`: without the old d.
-// values: d += a b, 64 rows x 256 columns x 16 keys; `a` in shared memory, or in registers as mma.sync has it.
+// values: d += a b, 64 rows x 256 columns x 16 keys; `a` in registers as mma.sync has it.
 #define MLAVERIFY_D128                                                                                                      \
   "{" MLAVERIFY_TEN() MLAVERIFY_TEN(1) MLAVERIFY_TEN(2) MLAVERIFY_TEN(3) MLAVERIFY_TEN(4) MLAVERIFY_TEN(5) MLAVERIFY_TEN(6) \
       MLAVERIFY_TEN(7) MLAVERIFY_TEN(8) MLAVERIFY_TEN(9) MLAVERIFY_TEN(10)                                                  \
           MLAVERIFY_TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127}, "
-#define MLAVERIFY_WGMMA(T, TYPES)                                                                                         \
-  template <>                                                                                                             \
-  struct Wgmma<T> {                                                                                                       \
-    static __device__ __forceinline__ void scores(float (&d)[32], uint64_t a, uint64_t b, bool first) {                   \
-      asm volatile(                                                                                                       \
-          "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                                       \
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {" MLAVERIFY_TEN() MLAVERIFY_TEN(1)                       \
-              MLAVERIFY_TEN(2) "%30, %31}, %32, %33, p, 1, 1, 0, 0;}\n"                                                   \
-          : MLAVERIFY_32(d, 0)                                                                                            \
-          : "l"(a), "l"(b), "r"(static_cast<int>(!first)));                                                               \
-    }                                                                                                                     \
-    static __device__ __forceinline__ void values(float (&d)[128], uint64_t a, uint64_t b) {                              \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPES " " MLAVERIFY_D128 "%128, %129, 1, 1, 1, 0, 1;\n" \
-                   : MLAVERIFY_32(d, 0), MLAVERIFY_32(d, 32), MLAVERIFY_32(d, 64), MLAVERIFY_32(d, 96)                    \
-                   : "l"(a), "l"(b));                                                                                     \
-    }                                                                                                                     \
-    static __device__ __forceinline__ void values(float (&d)[128], const uint32_t *a, uint64_t b) {                       \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPES " " MLAVERIFY_D128                                \
-                   "{%128, %129, %130, %131}, %132, 1, 1, 1, 1;\n"                                                        \
-                   : MLAVERIFY_32(d, 0), MLAVERIFY_32(d, 32), MLAVERIFY_32(d, 64), MLAVERIFY_32(d, 96)                    \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                 \
-    }                                                                                                                     \
+#define MLAVERIFY_WGMMA(T, TYPES)                                                                       \
+  template <>                                                                                           \
+  struct Wgmma<T> {                                                                                     \
+    static __device__ __forceinline__ void scores(float (&d)[32], uint32_t a, uint32_t b, bool first) { \
+      asm volatile(                                                                                     \
+          "{.reg .pred p; .reg .b32 upper; .reg .b64 a, b; setp.ne.b32 p, %34, 0;\n"                    \
+          "mov.b32 upper, " MLAVERIFY_UPPER                                                             \
+          "; mov.b64 a, {%32, upper}; mov.b64 b, {%33, upper};\n"                                       \
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {" MLAVERIFY_TEN() MLAVERIFY_TEN(1)     \
+              MLAVERIFY_TEN(2) "%30, %31}, a, b, p, 1, 1, 0, 0;}\n"                                     \
+          : MLAVERIFY_32(d, 0)                                                                          \
+          : "r"(a), "r"(b), "r"(static_cast<int>(!first)));                                             \
+    }                                                                                                   \
+    static __device__ __forceinline__ void values(float (&d)[128], const uint32_t *a, uint32_t b) {     \
+      asm volatile("{.reg .b32 upper; .reg .b64 b; mov.b32 upper, " MLAVERIFY_UPPER                     \
+                   "; mov.b64 b, {%132, upper};\n"                                                      \
+                   "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPES " " MLAVERIFY_D128              \
+                   "{%128, %129, %130, %131}, b, 1, 1, 1, 1;}\n"                                        \
+                   : MLAVERIFY_32(d, 0), MLAVERIFY_32(d, 32), MLAVERIFY_32(d, 64), MLAVERIFY_32(d, 96)  \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));                               \
+    }                                                                                                   \
   };
 
 MLAVERIFY_WGMMA(Bf16, "bf16.bf16")
 MLAVERIFY_WGMMA(F16, "f16.f16")
 
 #undef MLAVERIFY_WGMMA
+#undef MLAVERIFY_UPPER
 #undef MLAVERIFY_D128
 #undef MLAVERIFY_32
 #undef MLAVERIFY_8

@@ -28,6 +28,21 @@ MLAVERIFY_HD T clamp(T x, T lo, T hi) {
   return max(lo, min(x, hi));
 }
 
+#if defined(__CUDACC__)
+static __device__ __noinline__ int64_t wide_quotient(int64_t a, int64_t b) { return a / b; }
+#endif
+
+// a / b and a % b for a >= 0, b > 0. GPUs divide 32-bit numbers several times faster, in a tenth of the instructions: those take
+// the short way, and the long one stands in a program once.
+MLAVERIFY_HD int64_t quotient(int64_t a, int64_t b) {
+#if defined(__CUDA_ARCH__)
+  return ((a | b) >> 32) == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : wide_quotient(a, b);
+#else
+  return a / b;
+#endif
+}
+MLAVERIFY_HD int64_t remainder(int64_t a, int64_t b) { return a - quotient(a, b) * b; }
+
 // For a >= 0, b > 0.
 template <class T>
 MLAVERIFY_HD T ceil_div(T a, T b) {

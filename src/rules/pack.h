@@ -29,6 +29,11 @@ struct Row {
 MLAVERIFY_HD Row unpack_row(int64_t row, int32_t num_heads) {
   return {static_cast<int32_t>(row / num_heads), static_cast<int32_t>(row % num_heads)};
 }
+// The same in 32 bits, which GPUs divide several times faster.
+MLAVERIFY_HD Row unpack_row(int32_t row, int32_t num_heads) {
+  const auto r = static_cast<uint32_t>(row), heads = static_cast<uint32_t>(num_heads);
+  return {static_cast<int32_t>(r / heads), static_cast<int32_t>(r % heads)};
+}
 
 MLAVERIFY_HD int64_t pack_row(Row row, int32_t num_heads) { return static_cast<int64_t>(row.token) * num_heads + row.head; }
 

@@ -13,14 +13,38 @@
 
 namespace mlaverify::rules {
 
+// Keys of a share, where there are so many: shorter ones would cost more in merging than they save.
+constexpr int32_t kMinShareKeys = 128;
+
 // Shares of a line of `total` tiles: `max_shares` at most, of `min_tiles` tiles at least where there are so many.
 MLAVERIFY_HD int32_t num_shares(int64_t total, int32_t max_shares, int32_t min_tiles) {
-  return static_cast<int32_t>(clamp<int64_t>(total / min_tiles, 1, max_shares));
+  return static_cast<int32_t>(clamp<int64_t>(quotient(total, min_tiles), 1, max_shares));
+}
+
+// Shares, at most `max_shares`, of a line of `jobs` row groups of the same length each: a number that cuts them all alike or not at
+// all, if that leaves no more than a twentieth idle. Cut anywhere else, most shares would have parts of two jobs.
+MLAVERIFY_HD int32_t num_equal_shares(int64_t jobs, int32_t max_shares) {
+  if (jobs <= 0) return max_shares;
+  for (int32_t n = max_shares; n * 20 >= max_shares * 19; --n) {
+    if (jobs % n == 0 || n % jobs == 0) return n;
+  }
+  return max_shares;
 }
 
 // First tile of share `share`; share `shares` gives the end of the line. No share is empty unless there are fewer tiles than
-// shares.
-MLAVERIFY_HD int64_t share_begin(int64_t total, int32_t shares, int32_t share) { return total * share / shares; }
+// shares; the first ones may have a tile more.
+MLAVERIFY_HD int64_t share_begin(int64_t total, int32_t shares, int32_t share) {
+  const int64_t least = quotient(total, shares);
+  return share * least + min<int64_t>(share, total - least * shares);
+}
+
+// The first share that begins at tile `at` or behind it, 0 <= at <= total, shares <= total.
+MLAVERIFY_HD int32_t first_share_from(int64_t total, int32_t shares, int64_t at) {
+  const int64_t least = quotient(total, shares), longer = total - least * shares, long_tiles = longer * (least + 1);
+  const bool among = at <= long_tiles;
+  const int64_t length = among ? least + 1 : least, behind = among ? 0 : long_tiles;
+  return static_cast<int32_t>((among ? 0 : longer) + quotient(at - behind + length - 1, length));
+}
 
 // Length of the line of one request, per row tile.
 MLAVERIFY_HD int32_t key_tiles(const Problem &p, int32_t request, int32_t tile_keys) {
@@ -33,6 +57,24 @@ struct TilePosition {
   int32_t row_tile;
   int32_t key_tile;
 };
+
+// The row tile (or group of them) that the border before a share cuts, and all shares that have tiles of it: `first_border` is the
+// first of `borders` borders inside it, which are those before shares first_border, first_border + 1, ...; 0 of them: the border cuts
+// nothing.
+struct CutTile {
+  int32_t request;
+  int32_t row_tile;
+  int32_t first_border;
+  int32_t borders;
+};
+
+// Of the share that begins with tile `begin` of the line, at the place `at`, in a row tile of `tiles` tiles.
+MLAVERIFY_HD CutTile cut_tile(int64_t total, int32_t shares, int64_t begin, TilePosition at, int32_t tiles) {
+  if (at.key_tile == 0) return {at.request, at.row_tile, 0, 0};
+  const int64_t first = begin - at.key_tile;
+  const int32_t from = first_share_from(total, shares, first + 1), to = first_share_from(total, shares, first + tiles);
+  return {at.request, at.row_tile, from, to - from};
+}
 
 // Row tiles of a group: up to four, as few idle places as possible in the last group, and then as large as possible.
 MLAVERIFY_HD int32_t row_group(int32_t row_tiles) {
@@ -61,10 +103,15 @@ MLAVERIFY_HD int64_t part_slot(int32_t share, bool begins_here, int32_t group, i
 }
 
 static_assert(num_shares(0, 132, 2) == 1 && num_shares(5, 132, 2) == 2 && num_shares(100000, 132, 2) == 132);
+static_assert(num_equal_shares(128, 132) == 128 && num_equal_shares(32, 132) == 128 && num_equal_shares(1, 132) == 132);
+static_assert(num_equal_shares(128, 66) == 64 && num_equal_shares(100, 132) == 132 && num_equal_shares(7, 132) == 126);
 static_assert(row_group(1) == 1 && row_group(2) == 2 && row_group(3) == 3 && row_group(4) == 4 && row_group(5) == 3);
 static_assert(row_group(6) == 3 && row_group(7) == 4 && row_group(8) == 4 && row_group(0) == 1);
 static_assert(box_keys(64, 64) == 64 && box_keys(128, 64) == 64 && box_keys(16, 64) == 16 && box_keys(48, 64) == 0);
 static_assert(box_keys(4, 64) == 0 && box_keys(1, 64) == 0);
-static_assert(share_begin(10, 3, 0) == 0 && share_begin(10, 3, 1) == 3 && share_begin(10, 3, 3) == 10);
+static_assert(share_begin(10, 3, 0) == 0 && share_begin(10, 3, 1) == 4 && share_begin(10, 3, 2) == 7 &&
+              share_begin(10, 3, 3) == 10);
+static_assert(first_share_from(10, 3, 0) == 0 && first_share_from(10, 3, 1) == 1 && first_share_from(10, 3, 4) == 1);
+static_assert(first_share_from(10, 3, 5) == 2 && first_share_from(10, 3, 8) == 3 && first_share_from(10, 3, 10) == 3);
 
 }  // namespace mlaverify::rules

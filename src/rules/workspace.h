@@ -71,7 +71,7 @@ MLAVERIFY_HD int64_t cpu_workspace_bytes(const Problem &p, int32_t threads) {
   return empty ? 0 : cpu_thread_layout(p).size * 4 * threads;
 }
 
-// GPU: where the shares begin, then partial results. One partial result has max and sum of each row of a tile (log2 units),
+// GPU: what the borders of shares cut, then partial results. One partial result has max and sum of each row of a tile (log2 units),
 // then acc.
 struct GpuPartLayout {
   int64_t max, sum, acc;  // offsets in floats
@@ -88,8 +88,8 @@ MLAVERIFY_HD int64_t gpu_part_slots(int64_t row_tiles_of_all, int32_t blocks, in
   return splits == 0 ? 2 * static_cast<int64_t>(blocks) : splits == 1 ? 0 : row_tiles_of_all * splits;
 }
 
-// Bytes of the table of share starts (12 bytes each), which lies first.
-MLAVERIFY_HD int64_t gpu_starts_bytes(int32_t blocks) { return round_up<int64_t>(int64_t{12} * blocks, kWorkspaceAlignment); }
+// Bytes of the table of cut tiles (schedule.h; 16 bytes a share), which lies first.
+MLAVERIFY_HD int64_t gpu_cuts_bytes(int32_t blocks) { return round_up<int64_t>(int64_t{16} * blocks, kWorkspaceAlignment); }
 
 static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 16);
 
