@@ -375,7 +375,7 @@ RC_GTEST_PROP(Schedule, ACutTileKnowsItsBorders, ()) {
   }
   const CutTile cut = cut_tile(total, shares, begin, at, tiles);
   RC_ASSERT(cut.borders == borders);
-  RC_ASSERT(borders == 0 || (cut.first_border == first && cut.row_tile == at.row_tile));
+  RC_ASSERT((borders == 0 || (cut.first_border == first && cut.row_tile == at.row_tile)));
 }
 
 RC_GTEST_PROP(Schedule, EqualSharesCutAllJobsAlike, ()) {
@@ -384,7 +384,7 @@ RC_GTEST_PROP(Schedule, EqualSharesCutAllJobsAlike, ()) {
   const int32_t shares = num_equal_shares(jobs, most);
   RC_ASSERT(shares <= most);
   RC_ASSERT(shares * 20 >= most * 19);
-  RC_ASSERT(shares == most || jobs % shares == 0 || shares % jobs == 0);
+  RC_ASSERT((shares == most || jobs % shares == 0 || shares % jobs == 0));
 }
 
 TEST(Schedule, EverySlotOfAPartIsItsOwn) {
