@@ -2,42 +2,39 @@
 // docs/hopper-kernel.md says why it is so.
 //
 // A block of three warpgroups takes one tile of 64 packed rows over one range of keys at a time (schedule.cuh), 64 keys a tile.
-// Warpgroup 2 walks the schedule and copies; 0 and 1 compute. Group t % 2 owns tile t: it has the tile's scores and softmax. Of
-// the values each group has half of the columns, for every tile.
+// Warpgroup 2 walks the schedule and copies keys; 0 and 1 compute. Group t % 2 owns tile t of an item, in stage t % 2: it has the
+// tile's scores and softmax. Of the values each group has half of the columns, for every tile.
 //
-//   copies, tile t in stage t % 2     wait for the parts of the stage to be empty; copy by boxes of the copy engine, or one 16-byte
-//                                     cp.async a chunk; "full" completes with the copies
+//   copies, tile t                    a warp for each part of the tile: wait until it is empty, copy by boxes of the copy engine; or all
+//                                     four one part after the other, 16 bytes a thread (cp.async). "full" completes with the copies
 //   the owner of tile t, step t
-//     [1] wait for P(t-1) and its reference, of the other group; rescale O if it moved; O += P(t-1) V, P from shared memory;
-//         arrive at "values empty" of tile t-1
-//     [2] wait for "full" of tile t; S = Q K^T; arrive at "keys empty" of tile t. What is there first of [1] and [2] is issued
-//         first; if it is [2], the softmax lies under [1]
+//     [1] wait for P(t-1) and its reference, of the other group; rescale O if it moved; O += P(t-1) V; values of t-1 empty
+//     [2] S = Q K^T, each half part as it arrives; "part 0 empty" of tile t
 //     [3] scale, mask in boundary tiles; row maxima; new reference; P(t) = exp2(S - reference), row sums
 //     [4] P(t) and the reference to shared memory, for the other group
-//     [5] rescale O if the reference moved; O += P(t) V, P from registers; arrive at "values empty" of tile t
+//     [5] rescale O if the reference moved; O += P(t) V; values of t empty
+//
+// Group 0 does [1] before [2]. Group 1 issues [2] before [1] and has its softmax under the products of [1]: so the scores of one group
+// lie over the softmax of the other (docs/hopper-kernel.md).
 //
 // The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then rescale nothing.
 //
 // Barriers           kind         arrivals             orders
-//   full[2]          mbarrier     1 + bytes, or 128    the copies of a tile before its products
+//   full[2][5]       mbarrier     1 + bytes, or 128    the copies of a half part before its products
 //                                 copying
-//   keys empty[2]    mbarrier     4 warps: the owner   the scores of a tile before the blocks of its stage that are no values are
-//                                                      overwritten
-//   values empty     mbarrier     4 warps of a group   the group's values before its half of the stage's is overwritten
-//    [2][2 groups]
-//   item             mbarrier     1 copying            the item's place and keys written before read, in slot i % 2 for item i
-//   q full           mbarrier     128 copying          the copies of an item's queries before its products
-//   q empty          mbarrier     8 warps              the products of an item before its queries are overwritten, and that all
-//                                                      warps are done with the item before, whose slot is next
-//   weights[2]       mbarrier     128: the owner       P(t) and the reference written before read. They are overwritten by their
+//   empty[2][3]      mbarrier     4 warps of a group   the products that read a part before it is overwritten: of part 0 the owner's
+//                                                      scores, of part 1 + g the values of group g
+//   item full        mbarrier     1 copying            the item's place and keys written before read, in slot i % 2 for item i
+//   item empty       mbarrier     8 warps              all warps done with the item before, whose slot is next
+//   weights[2]       mbarrier     4 warps: the owner   P(t) and the reference written before read. They are overwritten by their
 //                                                      reader, as P(t+1), after its [1]
-//   sums             named, 256   groups 0, 1          row sums written before read; P of one item read before that of the next is
-//                                                      written
-//   group 0, 1       named, 128   a group              what comes first agreed on; cleared values written before read
+//   both             named, 256   groups 0, 1          results of an item that lie on Q read before the next queries are copied; these
+//                                                      before read; products with Q done, and row sums written, before read
+//   group 0, 1       named, 128   a group              cleared values written before read
 //
-// Shared memory, in blocks of 64 rows or keys x 64 columns (8 KB, swizzled): Q Lk/64, two tiles Lk/64 each, P 1; then references
-// [64], row sums [2][64], items, barriers. 225 KB for Lk 576: one block a multiprocessor.
-// Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16), 72 a copying one.
+// Shared memory, in blocks of 64 rows or keys x 64 columns (8 KB, swizzled): Q Lk/64 (results at the end of an item), two tiles Lk/64
+// each, P 1; then references [64], row sums [2][64], items, barriers. 225 KB for Lk 576: one block a multiprocessor.
+// Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16 twice), 72 a copying one.
 #pragma once
 
 #include "cuda/launch.h"
