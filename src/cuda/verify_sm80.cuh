@@ -541,6 +541,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm80_kernel(const __gri
     ItemCursor *kept = reinterpret_cast<ItemCursor *>(shared + C::kOffsetCursors) + warp;
     ItemCursor cursor = items.begin(32);
     for (Item item; items.next(&cursor, &item); cursor = *kept) {
+      __syncwarp();  // all lanes have read it
       if (threadIdx.x % 32 == 0) *kept = cursor;
       __syncwarp();
       role.run(item);
