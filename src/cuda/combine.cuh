@@ -3,11 +3,11 @@
 // A job is a row tile, or a group of them, that was cut. Blocks (x, y) of the grid:
 //   balanced shares   x is the border before share x + 1; all blocks of all borders inside a job work on it
 //   splits            x is the row tile
-// With few parts a warp takes a row at a time; with many, a block takes kColumns columns of a row, and each of its warps a slice of
+// With few parts a warp takes a row at a time; with many, a block takes kCombineColumns columns of a row, and each of its warps a slice of
 // the parts.
 //
-// Part i belongs to slice i % kSlices. A slice is the sum over its parts, in order, the result the sum over slices, in order: of up
-// to kSlices parts that is their sum in order. A part that weighs nothing changes no bit, so empty pieces behind the end of a
+// Part i belongs to slice i % kCombineSlices. A slice is the sum over its parts, in order, the result the sum over slices, in order: of up
+// to kCombineSlices parts that is their sum in order. A part that weighs nothing changes no bit, so empty pieces behind the end of a
 // request don't, however many there are; and repeated runs give the same bits.
 #pragma once
 
@@ -64,6 +64,7 @@ __device__ __forceinline__ bool find_job(const Launch &l, int32_t tile_rows, Com
   return true;
 }
 
+// As rules::store_float() does, by the instructions of the GPU.
 __device__ __forceinline__ void store(DType t, void *out, int64_t at, float x) {
   if (t == DType::f32) static_cast<float *>(out)[at] = x;
   if (t == DType::f16) static_cast<__half *>(out)[at] = __float2half_rn(x);
@@ -90,7 +91,7 @@ class RowParts {
 
   __device__ __forceinline__ float largest() const { return largest_; }
 
-  // Adds parts first, first + step ...: four columns a lane, from column + 4 * lane on, and those 128 further on, to acc; returns the
+  // Adds parts first, first + step ...: four columns a lane, from column + 4 * lane on, and those kCombineColumns further on, to acc; returns the
   // sum of the parts' sums. Columns from `end` on are not read.
   template <int kGroups>
   __device__ __forceinline__ float add(int32_t first, int32_t step, int32_t column, int32_t end, float4 (&acc)[kGroups]) const {
@@ -111,7 +112,8 @@ class RowParts {
 #pragma unroll
           for (int j = 0; j < kGroups; ++j) {
             float4 x = {};  // a part that weighs nothing may hold anything
-            if (w != 0.0f && column + j * 128 + lane_ * 4 < end) x = *reinterpret_cast<const float4 *>(values + j * 128);
+            if (w != 0.0f && column + j * kCombineColumns + lane_ * 4 < end)
+              x = *reinterpret_cast<const float4 *>(values + j * kCombineColumns);
             acc[j].x = __fadd_rn(acc[j].x, __fmul_rn(w, x.x));
             acc[j].y = __fadd_rn(acc[j].y, __fmul_rn(w, x.y));
             acc[j].z = __fadd_rn(acc[j].z, __fmul_rn(w, x.z));
@@ -141,9 +143,7 @@ class RowParts {
 };
 
 class Combine {
-  static constexpr int kWarps = kCombineThreads / 32, kSlices = kCombineSlices;
-  static constexpr int kColumns = 128;  // of a warp: four a lane
-  static_assert(kSlices == kWarps);
+  static constexpr int kSlices = kCombineSlices, kColumns = kCombineColumns;
 
  public:
   __device__ __forceinline__ Combine(const Launch &l, int32_t tile_rows, const CombineJob &job)
@@ -152,7 +152,7 @@ class Combine {
   __device__ __forceinline__ void run() {
     if (job_.parts <= kSlices) {
 #pragma unroll 1
-      for (int32_t row = job_.worker * kWarps + warp_; row < job_.rows; row += job_.workers * kWarps) few(row);
+      for (int32_t row = job_.worker * kSlices + warp_; row < job_.rows; row += job_.workers * kSlices) few(row);
       return;
     }
     const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "rules/config_table.h"
 #include "rules/problem.h"
 
 namespace mlaverify::cuda {
@@ -29,8 +30,11 @@ constexpr int32_t generic_shared_bytes(int32_t qk_dim) {
   return 4 * (kGenericRows * qk_dim + kGenericKeys * (qk_dim + 1) + kGenericRows * kGenericKeys + 3 * kGenericRows);
 }
 
-// Of a block of the combine kernel; and parts of a row up to which a warp takes a row alone.
-constexpr int32_t kCombineThreads = 256, kCombineSlices = 8;
+// The combine kernel: slices of the parts of a row, up to as many parts a warp takes a row alone; threads of a block, a warp a slice; columns
+// that a warp takes at a time, four a lane.
+constexpr int32_t kCombineSlices = rules::gpu_config().s2_num_warps;
+constexpr int32_t kCombineThreads = 32 * kCombineSlices, kCombineColumns = 128;
+static_assert(rules::gpu_config().s2_block_s == kCombineThreads);
 
 struct KernelSet {
   std::vector<TensorKernel> tensor;

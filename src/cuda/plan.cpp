@@ -23,7 +23,7 @@ bool vector_access(const Problem &p) {
 }
 
 // Jobs of the combine kernel, and blocks for each: a warp for each row; where there are more parts than a warp takes alone, and
-// fewer jobs than fill the GPU, up to a block for 128 columns of each row.
+// fewer jobs than fill the GPU, up to a block for kCombineColumns columns of each row.
 void set_combine_grid(const Target &target, Plan *plan) {
   const Launch &l = plan->launch;
   plan->combine_grid[0] = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan->row_tiles_of_all;
@@ -32,7 +32,7 @@ void set_combine_grid(const Target &target, Plan *plan) {
   plan->combine_grid[1] = rules::ceil_div<int64_t>(rows, kCombineThreads / 32);
   if (l.splits > kCombineSlices && plan->combine_grid[0] > 0) {
     const int64_t fill = 8 * target.sms / plan->combine_grid[0];
-    plan->combine_grid[1] = std::max(plan->combine_grid[1], std::min(fill, rows * rules::ceil_div(l.p.v_dim, 128)));
+    plan->combine_grid[1] = std::max(plan->combine_grid[1], std::min(fill, rows * rules::ceil_div(l.p.v_dim, kCombineColumns)));
   }
 }
 

@@ -106,18 +106,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int32_t x
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
-// Whether that phase is complete; does not wait.
-__device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
-  int done;
-  asm volatile(
-      "{.reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, done;}\n"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
 // Waits for the phase of parity `parity` to complete.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
@@ -128,8 +116,16 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       "r"(parity)
       : "memory");
 #else
-  while (!mbarrier_test(barrier, parity)) {
-  }
+  int done;
+  do {
+    asm volatile(
+        "{.reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, done;}\n"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (done == 0);
 #endif
 }
 // Orders ordinary accesses to shared memory before those of wgmma.

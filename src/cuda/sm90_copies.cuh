@@ -23,11 +23,12 @@ struct Sm90Config {
   static constexpr int kOffsetReference = kOffsetP + kBlockBytes, kOffsetSum = kOffsetReference + kRows * 4;
   static constexpr int kOffsetItems = kOffsetSum + 2 * kRows * 4;
   static constexpr int kOffsetBarriers = kOffsetItems + 2 * static_cast<int>(sizeof(Item));
-  static constexpr int kSharedBytes = kOffsetBarriers + 8 * (8 * kStages + 4);
 
   // A tile has three parts, which become free and are filled each for itself: 0 the blocks that are no values, 1 and 2 the values of
   // computing groups 0 and 1. These arrive in halves.
   static constexpr int kParts = 3, kArrivals = 5;
+  static constexpr int kTileBarriers = kStages * (kArrivals + kParts);
+  static constexpr int kSharedBytes = kOffsetBarriers + 8 * (kTileBarriers + 4);
   static MLAVERIFY_HD int first_block(int part) { return part == 0 ? kValueBlocks : (part - 1) * kGroupBlocks; }
   static MLAVERIFY_HD int blocks(int part) { return part == 0 ? kRopeBlocks : kGroupBlocks; }
 
@@ -45,19 +46,18 @@ struct Sm90Barriers {
   uint32_t base;  // shared address
   // Half `half` of a part (of part 0 there is one).
   __device__ __forceinline__ uint32_t full(int stage, int part, int half) const {
-    return arrival(stage, part == 0 ? 0 : part * 2 - 1 + half);
+    return at(stage * C::kArrivals + (part == 0 ? 0 : part * 2 - 1 + half));
   }
-  __device__ __forceinline__ uint32_t arrival(int stage, int i) const { return at(stage * C::kArrivals + i); }
   __device__ __forceinline__ uint32_t empty(int stage, int part) const {
     return at(C::kStages * C::kArrivals + stage * C::kParts + part);
   }
-  __device__ __forceinline__ uint32_t item_full() const { return at(kBehindTiles); }
-  __device__ __forceinline__ uint32_t item_empty() const { return at(kBehindTiles + 1); }
-  __device__ __forceinline__ uint32_t weights(int owner) const { return at(kBehindTiles + 2 + owner); }
+  __device__ __forceinline__ uint32_t item_full() const { return at(C::kTileBarriers); }
+  __device__ __forceinline__ uint32_t item_empty() const { return at(C::kTileBarriers + 1); }
+  __device__ __forceinline__ uint32_t weights(int owner) const { return at(C::kTileBarriers + 2 + owner); }
 
   __device__ __forceinline__ void init(bool boxes) const {
     for (int i = 0; i < C::kStages * C::kArrivals; ++i) ptx::mbarrier_init(at(i), boxes ? 1 : C::kGroup);
-    for (int i = C::kStages * C::kArrivals; i < kBehindTiles; ++i) ptx::mbarrier_init(at(i), 4);
+    for (int i = C::kStages * C::kArrivals; i < C::kTileBarriers; ++i) ptx::mbarrier_init(at(i), 4);
     for (int g = 0; g < 2; ++g) ptx::mbarrier_init(weights(g), 4);
     ptx::mbarrier_init(item_full(), 1);
     ptx::mbarrier_init(item_empty(), 8);
@@ -65,7 +65,6 @@ struct Sm90Barriers {
   }
 
  private:
-  static constexpr int kBehindTiles = C::kStages * (C::kArrivals + C::kParts);
   __device__ __forceinline__ uint32_t at(int i) const { return base + 8 * i; }
 };
 

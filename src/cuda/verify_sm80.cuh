@@ -27,9 +27,9 @@
 //   kItem             begin: an item written before read, the results of the one before written; end: row statistics written
 //                     before read, all other shared memory read before the next item's copies
 //
-// Shared memory: Q kRows x kPitch, kStages key tiles of kKeys x kPitch, two times factors, row statistics, two items, mbarriers. A
-// row of Q or K is Lk 16-bit numbers padded to whole 128-byte lines; its 16-byte chunks are swizzled by the row, so that ldmatrix
-// meets no bank twice. Score warps keep the first kKept steps of Q, two lines of a row, in registers: line 0 then holds P of even
+// Shared memory: Q kRows x kPitch, kStages key tiles of kKeys x kPitch, two times factors, row statistics, two items, a cursor for
+// each score warp, mbarriers. A row of Q or K is Lk 16-bit numbers padded to whole 128-byte lines; its 16-byte chunks are swizzled
+// by the row, so that ldmatrix meets no bank twice. Score warps keep the first kKept steps of Q, two lines of a row, in registers: line 0 then holds P of even
 // and odd tiles, line 1 the sums that the other warp of the pair gives.
 // Registers of a thread, at most 65536 / kThreads: value warps have acc kRows/16 * kWarpValues/8 * 4 (128 for 64 x 512), P
 // kRows/16 * 4, V 4; score warps of 64 rows S 32, the scores of the tile before 16, kept Q 32, fragments of two steps 32. Nothing

@@ -165,8 +165,6 @@ class Sm90Products {
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
   }
 
-  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kBarrierGroup + group_, C::kGroup); }
-
   // Copied boxes hold whatever lies behind the keys that some row sees, and 0 * NaN would be NaN: zeros to what is
   // unused of this group's columns in a tile of which `keys` keys are used.
   __device__ __forceinline__ void clear_unused_values(int stage, int keys) const {
@@ -178,7 +176,7 @@ class Sm90Products {
         *reinterpret_cast<uint4 *>(columns + b * C::kBlockBytes + i * 16) = uint4{0, 0, 0, 0};
     }
     ptx::fence_proxy_async();
-    group_barrier();
+    ptx::barrier_sync(kBarrierGroup + group_, C::kGroup);
   }
 
   // This warp no longer reads what `barrier` guards.

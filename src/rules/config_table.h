@@ -50,8 +50,8 @@ MLAVERIFY_HD VerifyConfig gpu_config() {
   VerifyConfig c;
   c.split_align = 64;
   c.min_split_len = 256;
-  c.s2_block_s = 128;
-  c.s2_num_warps = 4;
+  c.s2_block_s = 256;  // 32 parts a warp at a time
+  c.s2_num_warps = 8;
   return c;
 }
 

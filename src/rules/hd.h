@@ -1,5 +1,5 @@
 // The one macro that lets a rule be shared by CPU code, CUDA code and tests, and the integer helpers that rules need.
-// Rules are always inlined: a translation unit compiled for a newer instruction set must never emit an out-of-line copy that
+// Rules are always inlined on the CPU: a translation unit compiled for a newer instruction set must never emit an out-of-line copy that
 // the linker could pick for everybody else.
 #pragma once
 
