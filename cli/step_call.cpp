@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "api/check_values.h"
 #include "api/validate.h"
 #include "backend_option.h"
-#include "cpu/check_values.h"
 #include "error.h"
 #include "gpu.h"
 #include "io/device_memory.h"

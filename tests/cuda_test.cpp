@@ -1,4 +1,5 @@
 // What only the cuda backend promises: graphs, streams, warm-up, and device memory that cannot be checked. Needs a GPU: label gpu.
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -71,6 +72,51 @@ TEST(CudaGraph, ReplaysFollowTheLengths) {
   }
 }
 
+// The kernels may start before what is in front of them in the stream has ended (programmatic dependent launch), and must still see it:
+// here a copy of the lengths, and a copy of the queries by another stream that is joined.
+TEST(CudaGraph, BehindACopyAndAnotherStream) {
+  for (const DType type : {DType::bf16, DType::f32}) {
+    TestCase c = deepseek({3000, 64, 700}, 4);
+    c.q_dtype = c.kv_dtype = type;
+    TestCall host(c);
+    DeviceCall device(&host);
+    warm_up(device);
+    const io::DeviceStream side(0);
+    const auto stream_of = [](const io::DeviceStream &s) { return static_cast<cudaStream_t>(s.handle()); };
+    const auto bytes_of = [](const mlaverify_tensor &t, std::size_t element) {
+      return static_cast<std::size_t>(t.shape[0] * t.strides[0]) * element;
+    };
+    const std::size_t lens_bytes = c.lens.size() * 4, q_bytes = bytes_of(device.args.q, type == DType::f32 ? 4 : 2);
+    io::DeviceMemory lens(lens_bytes, 0), q(q_bytes, 0);
+    lens.upload(c.lens.data(), lens_bytes);
+    ASSERT_EQ(cudaMemcpy(q.data(), device.args.q.data, q_bytes, cudaMemcpyDeviceToDevice), cudaSuccess);
+    cudaEvent_t forked = nullptr, joined = nullptr;
+    ASSERT_EQ(cudaEventCreateWithFlags(&forked, cudaEventDisableTiming), cudaSuccess);
+    ASSERT_EQ(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming), cudaSuccess);
+    const io::DeviceGraph graph(device.stream, [&] {
+      EXPECT_EQ(cudaEventRecord(forked, stream_of(device.stream)), cudaSuccess);
+      EXPECT_EQ(cudaStreamWaitEvent(stream_of(side), forked), cudaSuccess);
+      EXPECT_EQ(cudaMemcpyAsync(device.args.q.data, q.data(), q_bytes, cudaMemcpyDeviceToDevice, stream_of(side)), cudaSuccess);
+      EXPECT_EQ(cudaEventRecord(joined, stream_of(side)), cudaSuccess);
+      EXPECT_EQ(cudaMemcpyAsync(device.args.seq_lens.data, lens.data(), lens_bytes, cudaMemcpyDeviceToDevice,
+                                stream_of(device.stream)),
+                cudaSuccess);
+      EXPECT_EQ(cudaStreamWaitEvent(stream_of(device.stream), joined), cudaSuccess);
+      EXPECT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+    });
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      device.set_lengths({1, 1, 1});
+      ASSERT_EQ(cudaMemset(device.args.q.data, 0xff, q_bytes), cudaSuccess);
+      device.poison_outputs();
+      graph.replay();
+      ASSERT_EQ(device.fetch(), "");
+      ASSERT_EQ(host.mismatch(repeat == 0 ? 1 : 97), "") << "repeat " << repeat;
+    }
+    cudaEventDestroy(forked);
+    cudaEventDestroy(joined);
+  }
+}
+
 TEST(CudaGraph, TheScaleMayChangeBetweenReplays) {
   TestCase c = deepseek({200});
   c.kv_dtype = DType::f8_e4m3;
@@ -107,6 +153,24 @@ TEST(CudaSplits, EveryCountIsRightAndRepeats) {
   }
 }
 
+// More parts than a warp of the merge looks at at once, and values wider than it takes at a time.
+TEST(CudaSplits, ManyPartsAndWideValues) {
+  for (const auto &[lk, lv] : {std::pair{576, 512}, {1024, 1024}, {640, 576}}) {
+    for (const int32_t splits : {3, 40, 300}) {
+      TestCase c = deepseek({80000, 5, 2500}, 1);
+      c.heads = 3;
+      c.lk = lk;
+      c.lv = lv;
+      c.num_kv_splits = splits;
+      TestCall host(c);
+      DeviceCall device(&host);
+      ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+      ASSERT_EQ(device.fetch(), "");
+      EXPECT_EQ(host.mismatch(), "") << c;
+    }
+  }
+}
+
 // Pages that the copy engine takes and pages that are gathered: the same bits.
 TEST(CudaTiles, EveryPageSizeGivesTheSame) {
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -135,7 +199,7 @@ TEST(CudaTiles, EveryPageSizeGivesTheSame) {
 
 // Row tiles alone, in groups of two, three and four, and groups with idle places; work that is cut between blocks everywhere.
 TEST(CudaTiles, HeadsAndQueryTokens) {
-  for (const int32_t heads : {1, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128}) {
+  for (const int32_t heads : {1, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 96, 128}) {
     for (const int32_t qlen : {1, 2, 5, 8}) {
       for (const int32_t splits : {0, 1, 3}) {
         TestCase c = deepseek({700, 0, 3, 129, 1500}, qlen);
@@ -241,9 +305,6 @@ TEST(CudaErrors, ARefusalWritesNothingAndLeavesTheDeviceUsable) {
   bad.workspace_bytes -= 1;
   EXPECT_EQ(mlaverify_decode_attention_fwd_verify(&bad), MLAVERIFY_ERR_WORKSPACE);
   bad = device.args;
-  bad.flags = MLAVERIFY_FLAG_CHECKED;
-  EXPECT_EQ(mlaverify_decode_attention_fwd_verify(&bad), MLAVERIFY_ERR_UNSUPPORTED);
-  bad = device.args;
   bad.seq_lens.device = MLAVERIFY_HOST;
   EXPECT_EQ(mlaverify_decode_attention_fwd_verify(&bad), MLAVERIFY_ERR_INVALID_ARGUMENT);
   ASSERT_EQ(device.fetch(), "");
@@ -251,6 +312,39 @@ TEST(CudaErrors, ARefusalWritesNothingAndLeavesTheDeviceUsable) {
   ASSERT_EQ(call(device), MLAVERIFY_OK);
   ASSERT_EQ(device.fetch(), "");
   EXPECT_EQ(host.mismatch(), "");
+}
+
+TEST(CudaErrors, CheckedModeRefusesBadLengthsAndPages) {
+  TestCase c = deepseek({200, 130, 90});
+  c.num_kv_splits = 2;
+  TestCall host(c);
+  host.args.flags = MLAVERIFY_FLAG_CHECKED;
+  host.poison_outputs();
+  DeviceCall device(&host);
+  const auto refused = [&](const std::string &why) {
+    EXPECT_EQ(call(device), MLAVERIFY_ERR_INVALID_VALUE);
+    EXPECT_NE(std::string(mlaverify_last_error()).find(why), std::string::npos) << mlaverify_last_error();
+  };
+  device.set_lengths({200, -5, 90});
+  refused("seq_lens[1]: got -5");
+  device.set_lengths({200, 130, 100000000});
+  refused("block_table: has ");
+  device.set_lengths({200, 130, 90});
+  device.set_page(1, 2, 1000000);  // of the third page of request 1
+  refused("block_table[1][2]: got page 1000000");
+  device.set_lengths({200, 128, 90});  // no row sees it
+  device.poison_outputs();
+  EXPECT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+  device.set_lengths({200, 130, 90});
+  device.set_page(1, 2, host.page(1, 2));
+  device.poison_outputs();
+  ASSERT_EQ(device.fetch(), "");
+  EXPECT_TRUE(host.outputs_untouched());
+  ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+  ASSERT_EQ(device.fetch(), "");
+  EXPECT_EQ(host.mismatch(), "");
+
+  const io::DeviceGraph graph(device.stream, [&] { EXPECT_EQ(call(device), MLAVERIFY_ERR_UNSUPPORTED); });
 }
 
 // Unchecked, these give zeros or numbers, never a fault of the device; and they do not disturb other requests.

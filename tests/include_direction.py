@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 # What the layers below the API get from it: the validated call, results, settings.
-CALL = ["api/env.h", "api/status.h", "api/validate.h"]
+CALL = ["api/check_values.h", "api/env.h", "api/status.h", "api/validate.h"]
 # Layer (folder) -> what its files may include of ours: a folder ("rules/") or a single file. cli/ and tests/ may include anything.
 ALLOWED = {
     "include/mlaverify": ["mlaverify/"],

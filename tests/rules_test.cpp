@@ -349,7 +349,7 @@ TEST(Schedule, RowGroupsLeaveFewPlacesIdle) {
 
 RC_GTEST_PROP(Schedule, SharesArePartsOfTheLine, ()) {
   const auto total = *rc::gen::inRange<int64_t>(0, 100000);
-  const int32_t shares = num_shares(total, *rc::gen::inRange(1, 300), *rc::gen::inRange(1, 9));
+  const auto shares = static_cast<int32_t>(std::min<int64_t>(*rc::gen::inRange(1, 300), std::max<int64_t>(total, 1)));
   RC_ASSERT(share_begin(total, shares, 0) == 0);
   RC_ASSERT(share_begin(total, shares, shares) == total);
   for (int32_t s = 0; s < shares; ++s) {
@@ -363,7 +363,7 @@ RC_GTEST_PROP(Schedule, SharesArePartsOfTheLine, ()) {
 RC_GTEST_PROP(Schedule, ACutTileKnowsItsBorders, ()) {
   const auto tiles = *rc::gen::inRange<int32_t>(1, 300);  // of each row tile
   const int64_t total = int64_t{tiles} * *rc::gen::inRange(1, 40);
-  const int32_t shares = num_shares(total, *rc::gen::inRange(1, 140), 1);
+  const auto shares = static_cast<int32_t>(std::min<int64_t>(*rc::gen::inRange(1, 140), total));
   const auto share = *rc::gen::inRange<int32_t>(0, shares);
   const int64_t begin = share_begin(total, shares, share);
   const TilePosition at = {0, static_cast<int32_t>(begin / tiles), static_cast<int32_t>(begin % tiles)};
@@ -378,13 +378,29 @@ RC_GTEST_PROP(Schedule, ACutTileKnowsItsBorders, ()) {
   RC_ASSERT((borders == 0 || (cut.first_border == first && cut.row_tile == at.row_tile)));
 }
 
-RC_GTEST_PROP(Schedule, EqualSharesCutAllJobsAlike, ()) {
-  const auto jobs = *rc::gen::inRange<int64_t>(0, 5000);
+RC_GTEST_PROP(Schedule, SharesOfEqualJobsCutThemAlike, ()) {
+  const auto jobs = *rc::gen::inRange<int64_t>(1, 5000);
   const auto most = *rc::gen::inRange<int32_t>(1, 200);
-  const int32_t shares = num_equal_shares(jobs, most);
-  RC_ASSERT(shares <= most);
-  RC_ASSERT(shares * 20 >= most * 19);
-  RC_ASSERT((shares == most || jobs % shares == 0 || shares % jobs == 0));
+  const int64_t total = jobs * *rc::gen::inRange<int64_t>(0, 3000);
+  const ShareChoice choice = {most, whole_shares(most, jobs), *rc::gen::inRange(1, 20), jobs};
+  for (const bool equal : {false, true}) {
+    const int32_t shares = num_shares(choice, total, equal);
+    RC_ASSERT((1 <= shares && shares <= most && shares <= std::max<int64_t>(total, 1)));
+    if (equal && shares < most && shares < total) RC_ASSERT((jobs % shares == 0 || shares % jobs == 0));
+  }
+}
+
+TEST(Schedule, FewSharesForLittleWork) {
+  const auto shares = [](int64_t jobs, int64_t tiles_of_each) {
+    return num_shares({132, whole_shares(132, jobs), shares_squared_per_tile(64, 1), jobs}, jobs * tiles_of_each, true);
+  };
+  EXPECT_EQ(shares(128, 128), 128);  // a request a block: nothing to merge
+  EXPECT_EQ(shares(100, 2), 100);
+  EXPECT_EQ(shares(100, 200), 132);  // more than a twentieth would be idle
+  EXPECT_EQ(shares(256, 2), 128);
+  EXPECT_EQ(shares(1, 128), 64);
+  EXPECT_EQ(shares(8, 128) % 8, 0);
+  EXPECT_GE(shares(1, 20000), 132);
 }
 
 TEST(Schedule, EverySlotOfAPartIsItsOwn) {

@@ -88,7 +88,9 @@ typedef int32_t mlaverify_backend;
 #define MLAVERIFY_BACKEND_CUDA 3
 
 #define MLAVERIFY_FLAG_BATCH_INVARIANT 1u /* a row's bits depend only on its q, its visible keys and the scales */
-#define MLAVERIFY_FLAG_CHECKED 2u         /* refuse bad lengths and page ids: CPU backends always do, cuda cannot yet */
+/* Refuse bad lengths and page ids. CPU backends always do; cuda reads them back first: the call waits for the stream, and is
+   UNSUPPORTED where the stream is being captured. */
+#define MLAVERIFY_FLAG_CHECKED 2u
 
 #define MLAVERIFY_WORKSPACE_ALIGNMENT 256 /* bytes */
 #define MLAVERIFY_MAX_THREADS 1024

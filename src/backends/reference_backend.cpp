@@ -1,8 +1,8 @@
 // The reference backend: every row by the float64 oracle.
 #include <vector>
 
+#include "api/check_values.h"
 #include "backends/backend.h"
-#include "cpu/check_values.h"
 #include "oracle/oracle.h"
 #include "rules/number.h"
 #include "rules/pack.h"

@@ -3,9 +3,9 @@
 #include <cpuid.h>
 #endif
 
+#include "api/check_values.h"
 #include "api/env.h"
 #include "backends/backend.h"
-#include "cpu/check_values.h"
 #include "cpu/threads.h"
 #include "cpu/verify.h"
 #include "rules/workspace.h"

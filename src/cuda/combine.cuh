@@ -3,11 +3,11 @@
 // A job is a row tile, or a group of them, that was cut. Blocks (x, y) of the grid:
 //   balanced shares   x is the border before share x + 1; all blocks of all borders inside a job work on it
 //   splits            x is the row tile
-// With few parts a warp takes a row at a time; with many, a block takes kCombineColumns columns of a row, and each of its warps a slice of
-// the parts.
+// A unit is kCombineColumns columns of a row. With few parts a warp takes a unit at a time; with many, a block, and each of its warps a slice
+// of the parts.
 //
-// Part i belongs to slice i % kCombineSlices. A slice is the sum over its parts, in order, the result the sum over slices, in order: of up
-// to kCombineSlices parts that is their sum in order. A part that weighs nothing changes no bit, so empty pieces behind the end of a
+// Part i belongs to slice i % kCombineSlices. A slice is the sum over its parts, in order, the result the sum over slices, in order,
+// whoever computes it. A part that weighs nothing changes no bit, so empty pieces behind the end of a
 // request don't, however many there are; and repeated runs give the same bits.
 #pragma once
 
@@ -71,59 +71,81 @@ __device__ __forceinline__ void store(DType t, void *out, int64_t at, float x) {
   if (t == DType::bf16) static_cast<__nv_bfloat16 *>(out)[at] = __float2bfloat16_rn(x);
 }
 
-// The parts of one row, by a warp.
+// The parts of one row, by a warp: kCombineColumns columns, from `column` on, four a lane. Columns from `end` on are not read.
 class RowParts {
  public:
-  __device__ __forceinline__ RowParts(const Launch &l, int32_t tile_rows, const CombineJob &job, int32_t row)
-      : layout_(rules::gpu_part_layout(tile_rows, l.p.v_dim)), count_(job.parts) {
+  __device__ __forceinline__ RowParts(const Launch &l, int32_t tile_rows, const CombineJob &job, int32_t row, int32_t column)
+      : layout_(rules::gpu_part_layout(tile_rows, l.p.v_dim)), count_(job.parts), reads_(column + lane_ * 4 < l.p.v_dim) {
     const int32_t tile = row / tile_rows, r = row - tile * tile_rows;
     first_ = l.parts + (job.first_slot + tile) * layout_.size + r;
     second_ = (job.second_slot - job.first_slot) * layout_.size;
     stride_ = job.stride * layout_.size;
-    acc_ = layout_.acc + int64_t{r} * l.p.v_dim - r;  // from there
-    largest_ = kMinusInf;
-    for (int32_t i = lane_; i < count_; i += 32) {  // fmaxf drops NaN; a NaN score shows in its part's sum
-      const rules::SoftmaxState s = state(i);
-      if (!rules::weighs_nothing(s)) largest_ = fmaxf(largest_, s.max);
-    }
-    for (int offset = 16; offset > 0; offset /= 2) largest_ = fmaxf(largest_, __shfl_xor_sync(~0u, largest_, offset));
+    values_ = layout_.acc + int64_t{r} * l.p.v_dim - r + column + lane_ * 4;
   }
 
-  __device__ __forceinline__ float largest() const { return largest_; }
+  // The state of the row, and its columns.
+  struct Sum {
+    float largest, sum;
+    float4 acc;
+  };
 
-  // Adds parts first, first + step ...: four columns a lane, from column + 4 * lane on, and those kCombineColumns further on, to acc; returns the
-  // sum of the parts' sums. Columns from `end` on are not read.
-  template <int kGroups>
-  __device__ __forceinline__ float add(int32_t first, int32_t step, int32_t column, int32_t end, float4 (&acc)[kGroups]) const {
-    constexpr int kAtOnce = 8 / kGroups;
-    float sum = 0.0f;
+  // Of all parts. A merge takes as long as the reads that wait for each other: values are read along with the weights, whether they weigh
+  // anything or not.
+  __device__ __forceinline__ Sum of_all() const {
+    Sum slices[kCombineSlices] = {};
+    float largest = 0;
 #pragma unroll 1
-    for (int32_t base = first; base < count_; base += 32 * step) {
-      const int32_t i = base + lane_ * step;
-      const rules::SoftmaxState mine = i < count_ ? state(i) : rules::SoftmaxState{kMinusInf, 0.0f};
-      const float weight = rules::weighs_nothing(mine) ? 0.0f : rules::merge_weight(mine, largest_, ptx::exp2_approx);
-      const float *values = first_ + offset(base) + acc_ + column + lane_ * 4;
+    for (int32_t base = 0; base < count_; base += 32) {
+      const rules::SoftmaxState mine = base + lane_ < count_ ? state(base + lane_) : rules::SoftmaxState{kMinusInf, 0.0f};
+      float weight = 0;
 #pragma unroll 1
-      for (int32_t k = 0; k < 32 && base + k * step < count_; k += kAtOnce) {
+      for (int32_t k = 0; k < 32 && base + k < count_; k += kAtOnce) {
+        float4 x[kAtOnce];
 #pragma unroll
-        for (int u = 0; u < kAtOnce; ++u) {
-          const float w = __shfl_sync(~0u, weight, k + u), s = __shfl_sync(~0u, mine.sum, k + u);
-          if (w != 0.0f) sum = __fadd_rn(sum, __fmul_rn(w, s));
-#pragma unroll
-          for (int j = 0; j < kGroups; ++j) {
-            float4 x = {};  // a part that weighs nothing may hold anything
-            if (w != 0.0f && column + j * kCombineColumns + lane_ * 4 < end)
-              x = *reinterpret_cast<const float4 *>(values + j * kCombineColumns);
-            acc[j].x = __fadd_rn(acc[j].x, __fmul_rn(w, x.x));
-            acc[j].y = __fadd_rn(acc[j].y, __fmul_rn(w, x.y));
-            acc[j].z = __fadd_rn(acc[j].z, __fmul_rn(w, x.z));
-            acc[j].w = __fadd_rn(acc[j].w, __fmul_rn(w, x.w));
-          }
-          values += base + k + u == 0 ? second_ + (step - 1) * stride_ : step * stride_;
+        for (int u = 0; u < kAtOnce; ++u) x[u] = base + k + u < count_ && reads_ ? values(base + k + u) : float4{};
+        if (k == 0) {
+          if (base == 0) largest = largest_of_all(mine);
+          weight = weight_of(mine, largest);
         }
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) add(weight, mine.sum, k + u, x[u], &slices[u]);
       }
     }
-    return sum;
+    Sum s = slices[0];
+    s.largest = largest;
+#pragma unroll
+    for (int u = 1; u < kCombineSlices; ++u) {
+      s.sum += slices[u].sum;
+      s.acc.x += slices[u].acc.x;
+      s.acc.y += slices[u].acc.y;
+      s.acc.z += slices[u].acc.z;
+      s.acc.w += slices[u].acc.w;
+    }
+    return s;
+  }
+
+  // Of parts slice, slice + kCombineSlices ...; the largest of all.
+  __device__ __forceinline__ Sum of_slice(int32_t slice) const {
+    const rules::SoftmaxState first = lane_ < count_ ? state(lane_) : rules::SoftmaxState{kMinusInf, 0.0f};
+    Sum s = {largest_of_all(first), 0.0f, {}};
+#pragma unroll 1
+    for (int32_t base = slice; base < count_; base += 32 * kCombineSlices) {
+      const int32_t i = base + lane_ * kCombineSlices;
+      const rules::SoftmaxState mine = i < count_ ? state(i) : rules::SoftmaxState{kMinusInf, 0.0f};
+      const float weight = weight_of(mine, s.largest);
+#pragma unroll 1
+      for (int32_t k = 0; k < 32 && base + k * kCombineSlices < count_; k += kAtOnce) {
+        float4 x[kAtOnce];
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {
+          const int32_t part = base + (k + u) * kCombineSlices;
+          x[u] = part < count_ && reads_ ? values(part) : float4{};
+        }
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) add(weight, mine.sum, k + u, x[u], &s);
+      }
+    }
+    return s;
   }
 
  private:
@@ -133,13 +155,43 @@ class RowParts {
     const float *part = first_ + offset(i);
     return {part[layout_.max], part[layout_.sum]};
   }
+  __device__ __forceinline__ float4 values(int32_t i) const {
+    return *reinterpret_cast<const float4 *>(first_ + offset(i) + values_);
+  }
+  // The largest reference; `mine`: the state of this lane's part among the first 32.
+  __device__ __forceinline__ float largest_of_all(rules::SoftmaxState mine) const {
+    float x = kMinusInf;
+    for (int32_t i = lane_;;) {  // fmaxf drops NaN; a NaN score shows in its part's sum
+      if (!rules::weighs_nothing(mine)) x = fmaxf(x, mine.max);
+      if ((i += 32) >= count_) break;
+      mine = state(i);
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+    return x;
+  }
+  static __device__ __forceinline__ float weight_of(rules::SoftmaxState s, float largest) {
+    return rules::weighs_nothing(s) ? 0.0f : rules::merge_weight(s, largest, ptx::exp2_approx);
+  }
+  // The part whose weight and sum lane `lane` has. One that weighs nothing may hold anything.
+  static __device__ __forceinline__ void add(float weight, float sum, int lane, float4 x, Sum *s) {
+    const float w = __shfl_sync(~0u, weight, lane), part_sum = __shfl_sync(~0u, sum, lane);
+    if (w == 0.0f) return;
+    s->sum = __fadd_rn(s->sum, __fmul_rn(w, part_sum));
+    s->acc.x = __fadd_rn(s->acc.x, __fmul_rn(w, x.x));
+    s->acc.y = __fadd_rn(s->acc.y, __fmul_rn(w, x.y));
+    s->acc.z = __fadd_rn(s->acc.z, __fmul_rn(w, x.z));
+    s->acc.w = __fadd_rn(s->acc.w, __fmul_rn(w, x.w));
+  }
 
+  static constexpr int kAtOnce = 8;  // reads of a lane
+
+  const int lane_ = threadIdx.x % 32;
   const rules::GpuPartLayout layout_;
   const int32_t count_;
-  const float *first_;             // part, at the row's place
-  int64_t second_, stride_, acc_;  // offsets
-  float largest_;
-  const int lane_ = threadIdx.x % 32;
+  const bool reads_;                  // this lane has columns
+  const float *first_;                // part, at the row's place
+  int64_t second_, stride_, values_;  // offsets
 };
 
 class Combine {
@@ -150,45 +202,36 @@ class Combine {
       : l_(l), p_(l.p), tile_rows_(tile_rows), job_(job), out_scale_(l.p.k_scale != nullptr ? *l.p.k_scale : 1.0f) {}
 
   __device__ __forceinline__ void run() {
-    if (job_.parts <= kSlices) {
+    const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns), units = job_.rows * pieces;
+    if (job_.parts <= kCombinePartsOfAWarp) {
 #pragma unroll 1
-      for (int32_t row = job_.worker * kSlices + warp_; row < job_.rows; row += job_.workers * kSlices) few(row);
-      return;
+      for (int32_t unit = job_.worker * kSlices + warp_; unit < units; unit += job_.workers * kSlices)
+        few(unit / pieces, unit % pieces * kColumns);
+    } else {
+#pragma unroll 1
+      for (int32_t unit = job_.worker; unit < units; unit += job_.workers) many(unit / pieces, unit % pieces * kColumns);
     }
-    const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns);
-#pragma unroll 1
-    for (int32_t unit = job_.worker; unit < job_.rows * pieces; unit += job_.workers)
-      many(unit / pieces, unit % pieces * kColumns);
   }
 
  private:
-  __device__ __forceinline__ void few(int32_t row) {
-    constexpr int kGroups = 4;
-    const RowParts parts(l_, tile_rows_, job_, row);
-#pragma unroll 1
-    for (int32_t column = 0; column < p_.v_dim; column += kGroups * kColumns) {
-      float4 acc[kGroups] = {};
-      const RowResult to = result(row, parts.largest(), parts.add(0, 1, column, p_.v_dim, acc));
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-        const int32_t c = column + j * kColumns + lane_ * 4;
-        if (c >= p_.v_dim) break;
-        store(p_.q_dtype, p_.out, to.out + c, acc[j].x * to.scale);
-        store(p_.q_dtype, p_.out, to.out + c + 1, acc[j].y * to.scale);
-        store(p_.q_dtype, p_.out, to.out + c + 2, acc[j].z * to.scale);
-        store(p_.q_dtype, p_.out, to.out + c + 3, acc[j].w * to.scale);
-      }
-      if (column == 0 && lane_ == 0) p_.lse[to.lse] = to.log_sum;
+  __device__ __forceinline__ void few(int32_t row, int32_t column) {
+    const RowParts::Sum s = RowParts(l_, tile_rows_, job_, row, column).of_all();
+    const RowResult to = result(row, s.largest, s.sum);
+    const int32_t c = column + lane_ * 4;
+    if (c < p_.v_dim) {
+      store(p_.q_dtype, p_.out, to.out + c, s.acc.x * to.scale);
+      store(p_.q_dtype, p_.out, to.out + c + 1, s.acc.y * to.scale);
+      store(p_.q_dtype, p_.out, to.out + c + 2, s.acc.z * to.scale);
+      store(p_.q_dtype, p_.out, to.out + c + 3, s.acc.w * to.scale);
     }
+    if (c == 0) p_.lse[to.lse] = to.log_sum;
   }
 
   __device__ __forceinline__ void many(int32_t row, int32_t column) {
     __shared__ float slices[kSlices][kColumns], sums[kSlices];
-    const RowParts parts(l_, tile_rows_, job_, row);
-    float4 acc[1] = {};
-    const float slice_sum = parts.add(warp_, kSlices, column, p_.v_dim, acc);
-    *reinterpret_cast<float4 *>(&slices[warp_][lane_ * 4]) = acc[0];
-    if (lane_ == 0) sums[warp_] = slice_sum;
+    const RowParts::Sum slice = RowParts(l_, tile_rows_, job_, row, column).of_slice(warp_);
+    *reinterpret_cast<float4 *>(&slices[warp_][lane_ * 4]) = slice.acc;
+    if (lane_ == 0) sums[warp_] = slice.sum;
     __syncthreads();
     const auto c = static_cast<int32_t>(threadIdx.x);
     if (c < kColumns && column + c < p_.v_dim) {
@@ -198,7 +241,7 @@ class Combine {
         sum += sums[s];
         x += slices[s][c];
       }
-      const RowResult to = result(row, parts.largest(), sum);
+      const RowResult to = result(row, slice.largest, sum);
       store(p_.q_dtype, p_.out, to.out + column + c, x * to.scale);
       if (column + c == 0) p_.lse[to.lse] = to.log_sum;
     }

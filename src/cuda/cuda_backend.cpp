@@ -1,11 +1,12 @@
 // The cuda backend: picks kernels and the schedule's parameters, lays out the workspace, launches. Nothing on the call path
-// allocates, synchronises or reads device memory.
+// allocates, synchronises or reads device memory, but in checked mode.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 
 #include "backends/backend.h"
 #include "backends/launch_facts.h"
+#include "cuda/checked.h"
 #include "cuda/plan.h"
 #include "cuda/tensor_map.h"
 #include "rules/workspace.h"
@@ -99,17 +100,22 @@ Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t st
   l.cuts = static_cast<rules::CutTile *>(workspace);
   l.parts = reinterpret_cast<float *>(static_cast<char *>(workspace) + rules::gpu_cuts_bytes(l.blocks));
 
-  if (l.box_keys > 0 && !cuda::make_kv_map(l.p, l.box_keys, &l.kv_map)) l.box_keys = 0;
+  if (l.box_keys > 0 && !cuda::make_kv_map(l.p, l.box_keys, &l.kv_map)) {
+    l.box_keys = 0;
+    l.pair = 1;
+  }
 
   cudaError_t error = allow_shared_memory(kernel);
   if (error != cudaSuccess) return failed("shared memory of the verify kernel", error);
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(l.pair), 1, 1};
   cudaLaunchConfig_t config = {};
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = device.major >= 9 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = device.major < 9 ? 0 : l.pair > 1 ? 2 : 1;
   config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
   config.gridDim = dim3(static_cast<unsigned>(l.blocks));
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
@@ -121,6 +127,7 @@ Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t st
   config.blockDim = dim3(cuda::kCombineThreads);
   config.gridDim = dim3(static_cast<unsigned>(plan.combine_grid[0]), static_cast<unsigned>(plan.combine_grid[1]));
   config.dynamicSmemBytes = 0;
+  config.numAttrs = std::min(config.numAttrs, 1u);
   error = cudaLaunchKernelExC(&config, device.target.kernels->combine, args);
   return error == cudaSuccess ? Status{} : failed("launch of the combine kernel", error);
 }
@@ -158,7 +165,6 @@ class CudaBackend final : public Backend {
     if (p.batch > INT32_MAX - 1024) return "batch is more than 2^31 - 1025";
     if (static_cast<double>(p.batch) * p.qlen * p.num_heads > 0x1p33) return "more than 2^33 rows times heads";
     if (rules::request_rows(p, 0) > INT32_MAX - 1024) return "qlen times num_heads is more than 2^31 - 1025";
-    if ((p.flags & MLAVERIFY_FLAG_CHECKED) != 0) return "MLAVERIFY_FLAG_CHECKED is not supported yet";
     return refusal(devices().list[index]);
   }
 
@@ -169,8 +175,12 @@ class CudaBackend final : public Backend {
   Status run(const Call &call) const override {
     const CurrentDevice current(call.device);
     if (current.error() != cudaSuccess) return failed("cudaSetDevice", current.error());
+    const auto stream = static_cast<cudaStream_t>(call.stream);
+    if ((call.problem.flags & MLAVERIFY_FLAG_CHECKED) != 0) {
+      if (Status s = cuda::check_device_values(call.problem, stream); !s.ok()) return s;
+    }
     Plan plan = cuda::make_plan(device_of(call).target, call.problem);
-    return launch(device_of(call), plan, call.workspace, static_cast<cudaStream_t>(call.stream));
+    return launch(device_of(call), plan, call.workspace, stream);
   }
 
   // Loads every kernel that these tensors can reach: each row tile that some qlen takes, and the merge.

@@ -12,12 +12,11 @@ struct TensorMap {
 
 struct Launch {
   Problem p;
-  int32_t row_tiles;     // of a request
-  int32_t row_group;     // row tiles that as many neighbouring blocks take at the same time, over the same keys
-  int32_t blocks;        // of the verify kernel; a multiple of row_group
-  int32_t equal_shares;  // at most, where all requests have as many keys (rules/schedule.h)
-  int32_t min_tiles;     // of a share
-  bool out_16_bytes;     // rows of `out` may be written 16 bytes at a time
+  int32_t row_tiles;  // of a request
+  int32_t row_group;  // row tiles that as many neighbouring blocks take at the same time, over the same keys
+  int32_t blocks;     // of the verify kernel; a multiple of row_group
+  rules::ShareChoice share_choice;
+  bool out_16_bytes;  // rows of `out` may be written 16 bytes at a time
   // 0: balanced shares. Else every request is cut in `splits` pieces, of `split_len` keys each, or by the split rule where that
   // is 0.
   int32_t splits;
@@ -26,6 +25,9 @@ struct Launch {
   // The cache as a tensor of [pages, keys of a page, Lk] that the copy engine of Hopper reads by boxes of `box_keys` keys x 64 numbers (a
   // CUtensorMap); 0: not to be used, keys are gathered.
   int32_t box_keys;
+  // Neighbouring blocks of a row group that share what they copy, as a cluster: 1 or 2. They take the same items, each with its row tile,
+  // in step.
+  int32_t pair;
   TensorMap kv_map;
   // Workspace (rules/workspace.h).
   rules::CutTile *cuts;  // [blocks / row_group]: what the border before each share cuts

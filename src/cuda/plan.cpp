@@ -22,18 +22,19 @@ bool vector_access(const Problem &p) {
          p.out_row_stride % 2 == 0 && p.out_head_stride % 2 == 0;
 }
 
-// Jobs of the combine kernel, and blocks for each: a warp for each row; where there are more parts than a warp takes alone, and
-// fewer jobs than fill the GPU, up to a block for kCombineColumns columns of each row.
+// Jobs of the combine kernel, and blocks for each: a warp for each row at least; where fewer than fill the GPU, up to as many as there are
+// units (combine.cuh).
 void set_combine_grid(const Target &target, Plan *plan) {
   const Launch &l = plan->launch;
   plan->combine_grid[0] = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan->row_tiles_of_all;
   const int64_t rows =
       std::min<int64_t>(int64_t{plan->choice.kernel.rows} * (l.splits == 0 ? l.row_group : 1), rules::request_rows(l.p, 0));
   plan->combine_grid[1] = rules::ceil_div<int64_t>(rows, kCombineThreads / 32);
-  if (l.splits > kCombineSlices && plan->combine_grid[0] > 0) {
-    const int64_t fill = 8 * target.sms / plan->combine_grid[0];
-    plan->combine_grid[1] = std::max(plan->combine_grid[1], std::min(fill, rows * rules::ceil_div(l.p.v_dim, kCombineColumns)));
-  }
+  if (plan->combine_grid[0] == 0) return;
+  const int64_t units = rows * rules::ceil_div(l.p.v_dim, kCombineColumns), fill = 8 * target.sms / plan->combine_grid[0];
+  const bool few = l.splits > 0 && l.splits <= kCombinePartsOfAWarp;
+  plan->combine_grid[1] =
+      std::max(plan->combine_grid[1], std::min(fill, few ? rules::ceil_div<int64_t>(units, kCombineSlices) : units));
 }
 
 }  // namespace
@@ -83,11 +84,13 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.row_tiles = static_cast<int32_t>(rules::num_row_tiles(rules::request_rows(p, 0), kernel.rows));
   l.row_group = rules::row_group(l.row_tiles);
   l.blocks = std::max(1, target.sms * kernel.blocks_per_sm / l.row_group) * l.row_group;
-  l.equal_shares =
-      rules::num_equal_shares(int64_t{p.batch} * rules::ceil_div(l.row_tiles, l.row_group), l.blocks / l.row_group);
+  const int32_t max_shares = l.blocks / l.row_group;
+  const int64_t jobs = std::max<int64_t>(1, int64_t{p.batch} * rules::ceil_div(l.row_tiles, l.row_group));
+  l.share_choice = {max_shares, rules::whole_shares(max_shares, jobs), rules::shares_squared_per_tile(kernel.rows, l.row_group),
+                    jobs};
   l.box_keys = kernel.copies_boxes ? rules::box_keys(p.page_size, kernel.keys) : 0;
+  l.pair = l.box_keys > 0 && l.row_group % 2 == 0 ? 2 : 1;
   l.out_16_bytes = aligned(p.out, 16) && p.out_row_stride % 8 == 0 && p.out_head_stride % 8 == 0;
-  l.min_tiles = std::max(1, rules::kMinShareKeys / kernel.keys);
   l.split_align = config.split_align;
   l.min_split_len = config.min_split_len;
   // More splits than the shortest ones that the block table can hold are empty for every length, and cut nothing differently.

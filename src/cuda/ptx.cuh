@@ -77,6 +77,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+// True in one lane of a warp, which the compiler then knows to be alone: copy_box() needs no loop over lanes there.
+__device__ __forceinline__ bool elect() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected != 0;
+}
+
 // mbarriers (byte counts, boxes and warpgroups: sm_90). A barrier in shared memory completes a phase when `arrivals` arrivals have
 // come; phases alternate in parity, the first is 0.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -105,6 +112,29 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int32_t x
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
+}
+// The same to the same place in the shared memory of each block of the cluster whose bit is set in `blocks`; each one's barrier counts the
+// bytes.
+__device__ __forceinline__ void copy_box_to(uint32_t blocks, uint32_t to, const void *map, int32_t x, int32_t y, int32_t z,
+                                            uint32_t barrier) {
+  asm volatile(
+      "{.reg .b16 blocks; cvt.u16.u32 blocks, %6;\n"
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%2, %3, %4}], [%5], blocks;}" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "r"(blocks)
+      : "memory");
+}
+// Arrives at the same barrier of block `rank` of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+// All threads of the cluster.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // Waits for the phase of parity `parity` to complete.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {

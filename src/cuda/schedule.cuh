@@ -65,7 +65,14 @@ class Line {
   // The place of tile `at`, 0 <= at < total; its row_tile counts groups. Every lane gets it.
   __device__ __forceinline__ rules::TilePosition locate(int64_t at) const {
     const int owner = __ffs(__ballot_sync(~0u, end_ > at)) - 1;
-    if (owner > 0) at -= __shfl_sync(~0u, end_, owner - 1);
+    const int64_t before = __shfl_sync(~0u, end_, rules::max(owner - 1, 0));
+    if (owner > 0) at -= before;
+    if (per_lane_ == 1) {  // the sums at hand say all
+      const int64_t mine = __shfl_sync(~0u, end_, owner) - (owner > 0 ? before : 0);
+      const auto n = static_cast<int32_t>(groups_ > 1 ? rules::quotient(mine, groups_) : mine);
+      const auto row_tile = static_cast<int32_t>(groups_ > 1 ? rules::quotient(at, n) : 0);
+      return {owner, row_tile, static_cast<int32_t>(at - int64_t{row_tile} * n)};
+    }
 #pragma unroll 1
     for (int32_t first = owner * per_lane_;; first += 32) {
       const int32_t b = first + lane_;
@@ -113,8 +120,8 @@ struct ItemCursor {
   int64_t left;            // tiles of it; from 0 down: minus what turn() has gone through
 };
 
-// The items of a block, in order. Used by whole warps; every thread gets the same items.
-template <int kRows, int kKeys>
+// The items of a block, in order. Used by whole warps; every thread gets the same items. kPairs: blocks may share copies (Launch::pair).
+template <int kRows, int kKeys, bool kPairs = false>
 class Items {
  public:
   __device__ __forceinline__ explicit Items(const Launch &l) : l_(l), p_(l.p) {}
@@ -124,8 +131,7 @@ class Items {
     ItemCursor cursor = {};
     if (l_.splits > 0) return cursor;
     const Line<kKeys> line(l_);
-    const int32_t most = line.all_equal() ? l_.equal_shares : l_.blocks / l_.row_group;
-    const int32_t shares = rules::num_shares(line.total(), most, l_.min_tiles);
+    const int32_t shares = rules::num_shares(l_.share_choice, line.total(), line.all_equal());
     const auto share = static_cast<int32_t>(blockIdx.x) / l_.row_group;
     int64_t begin = 0;
     if (share < shares) {
@@ -152,6 +158,17 @@ class Items {
   // The number of this block. What is derived from it is not kept in registers from item to item.
   static __device__ __forceinline__ int32_t block() { return static_cast<int32_t>(ptx::not_hoisted(blockIdx.x)); }
 
+  __device__ __forceinline__ int32_t pair() const { return kPairs ? l_.pair : 1; }
+
+  // Row tiles of a request, and the one that only completes a pair: its block has no rows, and helps with the copies.
+  __device__ __forceinline__ int32_t row_tiles() const { return l_.row_tiles + (l_.row_tiles & (pair() - 1)); }
+
+  // Keys of an item: those that some row of its tile sees, or of the pair's tiles.
+  __device__ __forceinline__ int32_t keys_of(int32_t request, int32_t row_tile) const {
+    if (kPairs) row_tile = rules::min(row_tile | (pair() - 1), l_.row_tiles - 1);
+    return keys_of_tile<kRows>(p_, request, row_tile);
+  }
+
   // What is shared out by turns: the next number of this block.
   static __device__ __forceinline__ int64_t turn(ItemCursor *cursor) {
     const int64_t turn = block() - cursor->left;
@@ -161,15 +178,16 @@ class Items {
 
   __device__ __forceinline__ bool next_piece(ItemCursor *cursor, Item *item) const {
     const int64_t piece = turn(cursor);
-    if (piece >= static_cast<int64_t>(p_.batch) * l_.row_tiles * l_.splits) return false;
-    const int64_t pieces = rules::quotient(piece, l_.row_tiles);
-    const auto row_tile = static_cast<int32_t>(piece - pieces * l_.row_tiles);  // neighbours share keys, as in groups
+    const int32_t row_tiles = this->row_tiles();
+    if (piece >= static_cast<int64_t>(p_.batch) * row_tiles * l_.splits) return false;
+    const int64_t pieces = rules::quotient(piece, row_tiles);
+    const auto row_tile = static_cast<int32_t>(piece - pieces * row_tiles);  // neighbours share keys, as in groups
     const auto split = static_cast<int32_t>(rules::remainder(pieces, l_.splits));
     const auto request = static_cast<int32_t>(rules::quotient(pieces, l_.splits));
     const rules::KeyRange range =
         l_.split_len > 0 ? rules::chunk_range(rules::max(p_.seq_lens[request], 0), l_.split_len, split)
                          : rules::split_range(p_.seq_lens[request], l_.splits, l_.min_split_len, l_.split_align, split);
-    const int32_t keys = keys_of_tile<kRows>(p_, request, row_tile);
+    const int32_t keys = keys_of(request, row_tile);
     const auto begin = static_cast<int32_t>(rules::min<int64_t>(range.begin, keys));
     const auto end = static_cast<int32_t>(rules::min<int64_t>(range.end, keys));
     *item = {request, row_tile, begin, rules::max(begin, end), l_.splits == 1 ? -1 : split_slot(l_, request, row_tile, split)};
@@ -188,8 +206,8 @@ class Items {
       cursor->left -= n;
       const int32_t share = block() / l_.row_group, member = block() - share * l_.row_group;
       const int32_t row_tile = at.row_tile * l_.row_group + member;
-      if (row_tile >= l_.row_tiles) continue;
-      const int32_t keys = keys_of_tile<kRows>(p_, at.request, row_tile);
+      if (row_tile >= row_tiles()) continue;
+      const int32_t keys = keys_of(at.request, row_tile);
       const auto key_begin = static_cast<int32_t>(rules::min<int64_t>(int64_t{at.key_tile} * kKeys, keys));
       const auto key_end = static_cast<int32_t>(rules::min<int64_t>((int64_t{at.key_tile} + n) * kKeys, keys));
       const int64_t slot = rules::part_slot(share, at.key_tile == 0, l_.row_group, member);

@@ -28,7 +28,7 @@ struct Sm90Config {
   // computing groups 0 and 1. These arrive in halves.
   static constexpr int kParts = 3, kArrivals = 5;
   static constexpr int kTileBarriers = kStages * (kArrivals + kParts);
-  static constexpr int kSharedBytes = kOffsetBarriers + 8 * (kTileBarriers + 4);
+  static constexpr int kSharedBytes = kOffsetBarriers + 8 * (kTileBarriers + 6);
   static MLAVERIFY_HD int first_block(int part) { return part == 0 ? kValueBlocks : (part - 1) * kGroupBlocks; }
   static MLAVERIFY_HD int blocks(int part) { return part == 0 ? kRopeBlocks : kGroupBlocks; }
 
@@ -54,11 +54,15 @@ struct Sm90Barriers {
   __device__ __forceinline__ uint32_t item_full() const { return at(C::kTileBarriers); }
   __device__ __forceinline__ uint32_t item_empty() const { return at(C::kTileBarriers + 1); }
   __device__ __forceinline__ uint32_t weights(int owner) const { return at(C::kTileBarriers + 2 + owner); }
+  __device__ __forceinline__ uint32_t reference(int owner) const { return at(C::kTileBarriers + 4 + owner); }
 
-  __device__ __forceinline__ void init(bool boxes) const {
+  __device__ __forceinline__ void init(bool boxes, int pair) const {
     for (int i = 0; i < C::kStages * C::kArrivals; ++i) ptx::mbarrier_init(at(i), boxes ? 1 : C::kGroup);
-    for (int i = C::kStages * C::kArrivals; i < C::kTileBarriers; ++i) ptx::mbarrier_init(at(i), 4);
-    for (int g = 0; g < 2; ++g) ptx::mbarrier_init(weights(g), 4);
+    for (int i = C::kStages * C::kArrivals; i < C::kTileBarriers; ++i) ptx::mbarrier_init(at(i), 4 * pair);
+    for (int g = 0; g < 2; ++g) {
+      ptx::mbarrier_init(weights(g), 4);
+      ptx::mbarrier_init(reference(g), 4);
+    }
     ptx::mbarrier_init(item_full(), 1);
     ptx::mbarrier_init(item_empty(), 8);
     ptx::mbarrier_init_fence();
@@ -98,13 +102,18 @@ class Sm90Copies {
         p_(l.p),
         items_at_(reinterpret_cast<Item *>(shared + C::kOffsetItems)),
         shared_(ptx::shared_address(shared)),
-        barriers_(barriers) {}
+        barriers_(barriers),
+        boxes_(l.box_keys > 0 ? C::kKeys / l.box_keys : 0),
+        rank_(blockIdx.x % l.pair) {}
 
   __device__ __forceinline__ void run(const Item &item) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
     if (warp_ == 0) hand_over(item);
     if (l_.box_keys > 0) {
-      if (warp_ < C::kParts && C::blocks(warp_) > 0) copy_boxes(item, tiles, warp_);
+      if constexpr (C::kRopeBlocks > 0) {
+        if (warp_ == 0) copy_boxes<C::kRopeBlocks>(item, tiles, 0);
+      }
+      if (warp_ == 1 || warp_ == 2) copy_boxes<C::kGroupBlocks>(item, tiles, warp_);
     } else {
       fetch_page(item, 0);
 #pragma unroll 1
@@ -139,43 +148,65 @@ class Sm90Copies {
     ptx::mbarrier_wait(barriers_.empty(stage, part), uses % 2 ^ 1);
   }
 
-  // Box `lane` of a tile.
+  // Where a box of an item begins.
   struct Box {
-    int32_t page, key;  // key: the first one's place in the page
-    bool used;
+    int32_t page, key;  // key: its place in the page
   };
-  __device__ __forceinline__ Box box_of(const Item &item, int t) const {
-    const int64_t key = int64_t{item.key_begin} + int64_t{t} * C::kKeys + lane_ * l_.box_keys;
-    const bool used = lane_ < C::kKeys / l_.box_keys && key < item.key_end;
+  // Box `i` of an item. Page -1, which is outside the cache and reads as zeros, where there is none or the table ends.
+  __device__ __forceinline__ Box box_of(const Item &item, int32_t i) const {
+    const int64_t key = item.key_begin + int64_t{i} * l_.box_keys;
+    const bool used = key < item.key_end;
     const rules::Slot slot = rules::slot_of(used ? static_cast<int32_t>(key) : 0, p_.page_size);
-    const bool known = used && slot.entry < p_.table_width;
-    return {known ? rules::page_id(p_, item.request, slot.entry) : -1, slot.offset, used};
+    return {used && slot.entry < p_.table_width ? rules::page_id(p_, item.request, slot.entry) : -1, slot.offset};
   }
 
-  // A part of all tiles of an item, by the copy engine; by one warp.
+  // A part of all tiles of an item, by the copy engine; by one warp. Each lane looks up one of the next 32 boxes while the 32 before are
+  // copied: a division and a read from memory for each box would take longer than the copies.
+  template <int blocks>
   __device__ __forceinline__ void copy_boxes(const Item &item, int tiles, int part) {
-    const int first = C::first_block(part), halves = part == 0 ? 1 : 2, blocks = C::blocks(part) / halves;
-    Box now = box_of(item, 0), next = box_of(item, 1);
+    constexpr int kHalves = blocks > 1 ? 2 : 1, kHalf = blocks / kHalves;
+    const int first = C::first_block(part), box_bytes = l_.box_keys * 128;
+    const uint32_t to = shared_ + C::kOffsetK + first * C::kBlockBytes;
+    Box boxes = box_of(item, lane_), next = box_of(item, lane_ + 32);
+    int looked_up = 0;  // boxes before those of `boxes`
 #pragma unroll 1
-    for (int t = 0; t < tiles; ++t, now = next, next = box_of(item, t + 1)) {
-      const int stage = t % 2;
-      const uint32_t to = shared_ + C::kOffsetK + stage * C::kTileBytes + lane_ * l_.box_keys * 128;
-      const uint32_t bytes = __popc(__ballot_sync(~0u, now.used)) * l_.box_keys * 128;
-      wait_for_room(t, part);
-      if (lane_ == 0) {
-        for (int half = 0; half < halves; ++half)
-          ptx::mbarrier_arrive_expect(barriers_.full(stage, part, half), blocks * bytes);
+    for (int t = 0, i = 0; t < tiles; ++t, i += boxes_) {
+      if (i - looked_up == 32) {
+        looked_up = i;
+        boxes = next;
+        next = box_of(item, looked_up + 32 + lane_);
       }
-      __syncwarp();
-      if (!now.used) continue;
+      const int stage = t % 2, keys = item.key_end - item.key_begin - t * C::kKeys;
+      const int used = keys >= C::kKeys ? boxes_ : (keys + l_.box_keys - 1) / l_.box_keys;
+      wait_for_room(t, part);
+      const bool one = ptx::elect();
+      if (one) {
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half)
+          ptx::mbarrier_arrive_expect(barriers_.full(stage, part, half), used * kHalf * box_bytes);
+      }
 #pragma unroll 1
-      for (int half = 0; half < halves; ++half) {
-        const uint32_t full = barriers_.full(stage, part, half);
-        for (int i = 0; i < blocks; ++i) {
-          const int b = first + half * blocks + i;
-          ptx::copy_box(to + b * C::kBlockBytes, l_.kv_map.bytes, b * 64, now.key, now.page, full);
+      for (int j = 0; j < used; ++j) {
+        const int32_t page = __shfl_sync(~0u, boxes.page, i - looked_up + j);
+        const int32_t key = __shfl_sync(~0u, boxes.key, i - looked_up + j);
+        if (one) {
+          const uint32_t there = to + stage * C::kTileBytes + j * box_bytes;
+          if (l_.pair == 1) {
+#pragma unroll
+            for (int b = 0; b < blocks; ++b)
+              ptx::copy_box(there + b * C::kBlockBytes, l_.kv_map.bytes, (first + b) * 64, key, page,
+                            barriers_.full(stage, part, b / kHalf));
+          } else if (kHalves == 2 || rank_ == stage) {
+#pragma unroll
+            for (int i = 0; i < kHalf; ++i) {
+              const int b = kHalves == 2 ? rank_ * kHalf + i : 0;
+              ptx::copy_box_to(3, there + b * C::kBlockBytes, l_.kv_map.bytes, (first + b) * 64, key, page,
+                               barriers_.full(stage, part, kHalves == 2 ? rank_ : 0));
+            }
+          }
         }
       }
+      __syncwarp();
     }
   }
 
@@ -218,6 +249,8 @@ class Sm90Copies {
   const uint32_t shared_;
   const Sm90Barriers<C> barriers_;
   const int warp_ = threadIdx.x / 32 % 4, lane_ = threadIdx.x % 32;
+  const int boxes_;  // of a tile
+  const int rank_;   // in the pair
   int32_t page_ = -1, offset_ = 0;
   uint32_t items_ = 0, uses_[2] = {0, 0};  // of the stages; so far
 };

@@ -8,29 +8,35 @@
 //   copies, tile t                    a warp for each part of the tile: wait until it is empty, copy by boxes of the copy engine; or all
 //                                     four one part after the other, 16 bytes a thread (cp.async). "full" completes with the copies
 //   the owner of tile t, step t
-//     [1] wait for P(t-1) and its reference, of the other group; rescale O if it moved; O += P(t-1) V; values of t-1 empty
+//     [1] wait for P(t-1) of the other group; rescale O if its reference moved; O += P(t-1) V; values of t-1 empty
 //     [2] S = Q K^T, each half part as it arrives; "part 0 empty" of tile t
-//     [3] scale, mask in boundary tiles; row maxima; new reference; P(t) = exp2(S - reference), row sums
-//     [4] P(t) and the reference to shared memory, for the other group
+//     [3] scale, mask in boundary tiles; row maxima; wait for the reference of t-1; new reference, told to the other group at once
+//     [4] P(t) = exp2(S - reference), row sums; P(t) to shared memory, for the other group
 //     [5] rescale O if the reference moved; O += P(t) V; values of t empty
 //
-// Group 0 does [1] before [2]. Group 1 issues [2] before [1] and has its softmax under the products of [1]: so the scores of one group
-// lie over the softmax of the other (docs/hopper-kernel.md).
+// Group 0 does [1] before [2]. Group 1 issues [1] between [3] and [4], so that the weights are computed under these products; the scores
+// of each group lie over the softmax of the other (docs/hopper-kernel.md).
+//
+// Two blocks of a row group that have neighbouring row tiles of a request form a cluster and take the same items in step. Each copies
+// half of every tile, to both (multicast); a part is empty when both have said so to both.
 //
 // The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then rescale nothing.
 //
 // Barriers           kind         arrivals             orders
 //   full[2][5]       mbarrier     1 + bytes, or 128    the copies of a half part before its products
 //                                 copying
-//   empty[2][3]      mbarrier     4 warps of a group   the products that read a part before it is overwritten: of part 0 the owner's
-//                                                      scores, of part 1 + g the values of group g
+//   empty[2][3]      mbarrier     4 warps of a group,  the products that read a part before it is overwritten: of part 0 the owner's
+//                                 of each of a pair    scores, of part 1 + g the values of group g
 //   item full        mbarrier     1 copying            the item's place and keys written before read, in slot i % 2 for item i
 //   item empty       mbarrier     8 warps              all warps done with the item before, whose slot is next
-//   weights[2]       mbarrier     4 warps: the owner   P(t) and the reference written before read. They are overwritten by their
-//                                                      reader, as P(t+1), after its [1]
+//   reference[2]     mbarrier     4 warps: the owner   the references of t written before read. A warp's rows are overwritten by the warp
+//                                                      that reads them, with those of t+1, after that
+//   weights[2]       mbarrier     4 warps: the owner   P(t) written before read; overwritten likewise, as P(t+1), after [1]
 //   both             named, 256   groups 0, 1          results of an item that lie on Q read before the next queries are copied; these
 //                                                      before read; products with Q done, and row sums written, before read
 //   group 0, 1       named, 128   a group              cleared values written before read
+//   cluster          hardware     a pair               barriers set up before the first copy; all copies and arrivals from the other
+//                                                      block over before a block ends
 //
 // Shared memory, in blocks of 64 rows or keys x 64 columns (8 KB, swizzled): Q Lk/64 (results at the end of an item), two tiles Lk/64
 // each, P 1; then references [64], row sums [2][64], items, barriers. 225 KB for Lk 576: one block a multiprocessor.
@@ -66,6 +72,7 @@ class Sm90Products {
       const volatile Item &item = reinterpret_cast<const volatile Item *>(shared_ + C::kOffsetItems)[items % 2];
       if (item.request == Sm90Copies<C>::kNoMore) return;
       run(item);
+      __syncwarp();
       release(barriers_.item_empty());
     }
   }
@@ -89,33 +96,40 @@ class Sm90Products {
       for (int t = group_; t <= tiles; t += 2) {
         float s[32];
         uint32_t weights[16], weights_of_other[16];
-        float alpha[2];
+        float largest[2], reference[2], alpha[2], alpha_of_other[2];
         if (group_ == 1 && t < tiles) {
           issue_scores(s);
-          issue_values_of_other(o, weights_of_other, keys - (t - 1) * C::kKeys);
-          wgmma_wait<1>();
-          release(barriers_.empty(group_, 0));
-          softmax(item.key_begin + t * C::kKeys, s, weights, alpha);
           wgmma_wait<0>();
-          release(barriers_.empty(group_ ^ 1, 1 + group_));
+          release_part(group_, 0);
+          take_maxima(item.key_begin + t * C::kKeys, s, largest);
+          take_over_reference(alpha_of_other);
+          move_on(largest, reference, alpha);
+          issue_values_of_other(o, alpha_of_other, weights_of_other, keys - (t - 1) * C::kKeys);
+          take_weights(s, reference, weights);
+          hand_over(weights);
+          wgmma_wait<0>();
+          release_part(group_ ^ 1, 1 + group_);
         } else {
           if (t > 0) {
-            issue_values_of_other(o, weights_of_other, keys - (t - 1) * C::kKeys);
+            take_over_reference(alpha_of_other);
+            issue_values_of_other(o, alpha_of_other, weights_of_other, keys - (t - 1) * C::kKeys);
             wgmma_wait<0>();
-            release(barriers_.empty(group_ ^ 1, 1 + group_));
+            release_part(group_ ^ 1, 1 + group_);
           }
           if (t == tiles) break;
           issue_scores(s);
           wgmma_wait<0>();
-          release(barriers_.empty(group_, 0));
-          softmax(item.key_begin + t * C::kKeys, s, weights, alpha);
+          release_part(group_, 0);
+          take_maxima(item.key_begin + t * C::kKeys, s, largest);
+          move_on(largest, reference, alpha);
+          take_weights(s, reference, weights);
+          hand_over(weights);
         }
-        hand_over(weights);
         rescale(o, alpha);
         clear_unused_values(group_, keys - t * C::kKeys);
         issue_values(o, weights, group_);
         wgmma_wait<0>();
-        release(barriers_.empty(group_, 1 + group_));
+        release_part(group_, 1 + group_);
       }
       add_sums();
     }
@@ -169,8 +183,10 @@ class Sm90Products {
   // unused of this group's columns in a tile of which `keys` keys are used.
   __device__ __forceinline__ void clear_unused_values(int stage, int keys) const {
     if (keys >= C::kKeys) return;
+    const auto thread = static_cast<int>(ptx::not_hoisted(threadIdx.x) % C::kGroup);
     char *columns = shared_ + C::kOffsetK + stage * C::kTileBytes + group_ * C::kGroupBlocks * C::kBlockBytes;
-    for (int i = keys * 8 + threadIdx.x % C::kGroup; i < C::kKeys * 8; i += C::kGroup) {
+#pragma unroll 1
+    for (int i = keys * 8 + thread; i < C::kKeys * 8; i += C::kGroup) {
 #pragma unroll
       for (int b = 0; b < C::kGroupBlocks; ++b)
         *reinterpret_cast<uint4 *>(columns + b * C::kBlockBytes + i * 16) = uint4{0, 0, 0, 0};
@@ -182,6 +198,11 @@ class Sm90Products {
   // This warp no longer reads what `barrier` guards.
   __device__ __forceinline__ void release(uint32_t barrier) const {
     if (lane_ == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  // Nor a part of a tile; the blocks of a pair tell each other.
+  __device__ __forceinline__ void release_part(int stage, int part) const {
+    if (lane_ < l_.pair) ptx::mbarrier_arrive_at(barriers_.empty(stage, part), lane_);
   }
 
   // Of half `half` of a part, of `blocks` blocks, as soon as it is there.
@@ -219,13 +240,18 @@ class Sm90Products {
     return mn_major(block, C::kBlockBytes) + (k * 16 * 128 >> 4);
   }
 
-  // [1], of a tile of which `keys` keys are used.
-  __device__ __forceinline__ void issue_values_of_other(float (&o)[128], uint32_t (&weights)[16], int keys) {
-    ptx::mbarrier_wait(barriers_.weights(group_ ^ 1), weights_of_other_++ % 2);
+  // The reference of the tile before, of the other group: what O is to be multiplied with before the values of that tile.
+  __device__ __forceinline__ void take_over_reference(float (&alpha)[2]) {
+    ptx::mbarrier_wait(barriers_.reference(group_ ^ 1), weights_of_other_ % 2);
     const auto *references = reinterpret_cast<const float *>(shared_ + C::kOffsetReference);
-    float alpha[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) alpha[i] = move_reference(i, references[row_of(i)]);
+  }
+
+  // [1], of a tile of which `keys` keys are used.
+  __device__ __forceinline__ void issue_values_of_other(float (&o)[128], const float (&alpha)[2], uint32_t (&weights)[16],
+                                                        int keys) {
+    ptx::mbarrier_wait(barriers_.weights(group_ ^ 1), weights_of_other_++ % 2);
 #pragma unroll
     for (int j = 0; j < C::kKeys / 8; j += 2) {
       uint32_t(&four)[4] = *reinterpret_cast<uint32_t(*)[4]>(weights + 2 * j);
@@ -262,14 +288,15 @@ class Sm90Products {
     for (int i = 0; i < 128; ++i) o[i] *= alpha[i / 2 % 2];
   }
 
-  // [3]: weights of the tile that begins at `first_key`, packed by two as A operands of four products, and what O is to be
-  // multiplied with.
-  __device__ __forceinline__ void softmax(int32_t first_key, float (&s)[32], uint32_t (&weights)[16], float (&alpha)[2]) {
-    float scale = scale_log2_;
-    if (!(scale > 0)) {  // so that maxima can be taken before they are scaled, and -inf stays what it is
+  // Scores are scaled before their maxima are taken where that changes their order. -inf stays what it is.
+  __device__ __forceinline__ bool scaled_first() const { return !(scale_log2_ > 0); }
+  __device__ __forceinline__ float scale_of_scores() const { return scaled_first() ? 1.0f : scale_log2_; }
+
+  // [3] begins: masks the tile that begins at `first_key`; its rows' maxima.
+  __device__ __forceinline__ void take_maxima(int32_t first_key, float (&s)[32], float (&largest)[2]) const {
+    if (scaled_first()) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] *= scale;
-      scale = 1.0f;
+      for (int i = 0; i < 32; ++i) s[i] *= scale_log2_;
     }
     if (first_key + C::kKeys > seen_by_all_) {
 #pragma unroll
@@ -277,7 +304,6 @@ class Sm90Products {
         if (first_key + i / 4 * 8 + mma_col(lane_, i % 4) >= limit_[i / 2 % 2]) s[i] = kMinusInf;
       }
     }
-    float largest[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float some[4];  // of every fourth pair: short chains
@@ -287,17 +313,30 @@ class Sm90Products {
         some[j] = fmaxf(some[j], fmaxf(s[4 * j + 16 + 2 * i], s[4 * j + 17 + 2 * i]));
       }
       largest[i] = fmaxf(fmaxf(some[0], some[1]), fmaxf(some[2], some[3]));
-    }
-    float reference[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 1));
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 2));
+    }
+  }
+
+  // The references behind a tile, told to the other group at once, and what O is to be multiplied with.
+  __device__ __forceinline__ void move_on(const float (&largest)[2], float (&reference)[2], float (&alpha)[2]) {
+    const float scale = scale_of_scores();
+    auto *references = reinterpret_cast<float *>(shared_ + C::kOffsetReference);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
       // It moves only if weights would grow beyond 2^kSlack.
       const float now = fmaxf(max_[i], largest[i] * scale);
       alpha[i] = move_reference(i, now - max_[i] <= kSlack ? max_[i] : now);
       reference[i] = finite(max_[i]);
+      if (lane_ % 4 == 0) references[row_of(i)] = max_[i];
     }
+    __syncwarp();
+    release(barriers_.reference(group_));
+  }
+
+  // [3] ends: the weights, packed by two as A operands of four products.
+  __device__ __forceinline__ void take_weights(const float (&s)[32], const float (&reference)[2], uint32_t (&weights)[16]) {
+    const float scale = scale_of_scores();
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
       const int r = i / 2 % 2;
@@ -320,11 +359,6 @@ class Sm90Products {
 #pragma unroll
     for (int j = 0; j < C::kKeys / 8; j += 2)
       ptx::stmatrix_x4(weights_at(j), weights[2 * j], weights[2 * j + 1], weights[2 * j + 2], weights[2 * j + 3]);
-    if (lane_ % 4 == 0) {
-      auto *references = reinterpret_cast<float *>(shared_ + C::kOffsetReference);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) references[row_of(i)] = max_[i];
-    }
     __syncwarp();
     release(barriers_.weights(group_));
   }
@@ -345,19 +379,19 @@ class Sm90Products {
 
   // ---- Results ----
 
+  // Rows that only fill the tile write nothing: a tile that only completes a pair has no slot of its own.
   __device__ __forceinline__ void write_part(const volatile Item &item, const float (&o)[128]) const {
     const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, C::kV);
+    const int32_t rows = rows_of(p_, item.request) - item.row_tile * C::kRows;
     float *to = l_.parts + item.part * part.size;
-    if (group_ == 0 && lane_ % 4 == 0) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
+      if (row_of(i) >= rows) continue;
+      if (group_ == 0 && lane_ % 4 == 0) {
         to[part.max + row_of(i)] = max_[i];
         to[part.sum + row_of(i)] = sum_[i];
       }
-    }
-    if (item.key_begin == item.key_end) return;  // weighs nothing: acc is not looked at
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
+      if (item.key_begin == item.key_end) continue;  // weighs nothing: acc is not looked at
       float *row = to + part.acc + row_of(i) * C::kV + group_ * C::kGroupValues;
 #pragma unroll
       for (int j = 0; j < C::kGroupValues / 8; ++j)
@@ -424,9 +458,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
   extern __shared__ __align__(1024) char sm90_shared[];
   ptx::launch_dependents();
   const Sm90Barriers<C> barriers = {ptx::shared_address(sm90_shared) + C::kOffsetBarriers};
-  if (threadIdx.x == 0) barriers.init(l.box_keys > 0);
+  if (threadIdx.x == 0) barriers.init(l.box_keys > 0, l.pair);
   if (threadIdx.x == 2 * C::kGroup && l.box_keys > 0) ptx::prefetch_map(l.kv_map.bytes);
-  __syncthreads();
+  if (l.pair > 1) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
   ptx::wait_for_previous_grid();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / C::kGroup, 0);
   // The copies come first in the code (the compiler turns the branches round): they start the work, and fetching code that lies far
@@ -437,11 +475,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
   } else {
     ptx::give_registers<C::kCopyRegisters>();
     Sm90Copies<C> copies(l, sm90_shared, barriers);
-    const Items<C::kRows, C::kKeys> items(l);
+    const Items<C::kRows, C::kKeys, true> items(l);
     ItemCursor cursor = items.begin(C::kThreads - 32);
     for (Item item; items.next(&cursor, &item);) copies.run(item);
     copies.finish();
   }
+  if (l.pair > 1) ptx::cluster_sync();  // the other one of the pair may still write here
 }
 
 }  // namespace mlaverify::cuda

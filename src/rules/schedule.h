@@ -13,22 +13,37 @@
 
 namespace mlaverify::rules {
 
-// Keys of a share, where there are so many: shorter ones would cost more in merging than they save.
-constexpr int32_t kMinShareKeys = 128;
+// The tiles of a share take time one after the other, and each share makes a partial result, which is written and read again. Let that
+// take as long as c tiles: of t tiles and s shares, t / s + c s is least where s s = t / c. This is 1 / c, for tiles of `rows` rows in
+// groups of `row_group` row tiles; fitted to an H200 (docs/notes/2026-11-30-hopper-kernel.md).
+MLAVERIFY_HD int32_t shares_squared_per_tile(int32_t rows, int32_t row_group) { return (rows > 16 ? 32 : 16) / row_group; }
 
-// Shares of a line of `total` tiles: `max_shares` at most, of `min_tiles` tiles at least where there are so many.
-MLAVERIFY_HD int32_t num_shares(int64_t total, int32_t max_shares, int32_t min_tiles) {
-  return static_cast<int32_t>(clamp<int64_t>(quotient(total, min_tiles), 1, max_shares));
-}
-
-// Shares, at most `max_shares`, of a line of `jobs` row groups of the same length each: a number that cuts them all alike or not at
-// all, if that leaves no more than a twentieth idle. Cut anywhere else, most shares would have parts of two jobs.
-MLAVERIFY_HD int32_t num_equal_shares(int64_t jobs, int32_t max_shares) {
-  if (jobs <= 0) return max_shares;
+// The most shares, of `max_shares` less a twentieth at least, that have as many whole jobs each; max_shares if there are none.
+MLAVERIFY_HD int32_t whole_shares(int32_t max_shares, int64_t jobs) {
   for (int32_t n = max_shares; n * 20 >= max_shares * 19; --n) {
-    if (jobs % n == 0 || n % jobs == 0) return n;
+    if (jobs % n == 0) return n;
   }
   return max_shares;
+}
+
+// What a device chooses the number of shares from, for `jobs` row groups (one or more).
+struct ShareChoice {
+  int32_t max_shares, whole_shares, squared_per_tile;
+  int64_t jobs;
+};
+
+// Shares of a line of `total` tiles; `equal`: all jobs are as long. Then each share has whole jobs, or a job is cut in equal shares, if
+// that leaves no more than a twentieth of a busy GPU idle: cut anywhere else, most shares would have pieces of two jobs.
+MLAVERIFY_HD int32_t num_shares(const ShareChoice &c, int64_t total, bool equal) {
+  const int64_t squared = min<int64_t>(total, int64_t{c.max_shares} * c.max_shares) * c.squared_per_tile;
+  auto n = static_cast<int32_t>(
+      min<int64_t>(c.max_shares, max<int64_t>(c.jobs, static_cast<int64_t>(__builtin_sqrtf(static_cast<float>(squared))))));
+  if (equal && c.jobs > n) n = c.whole_shares;
+  if (equal && c.jobs < n) {
+    const auto idle = static_cast<int32_t>(remainder(n, c.jobs));
+    if (n < c.max_shares || idle * 20 <= n) n -= idle;
+  }
+  return static_cast<int32_t>(clamp<int64_t>(n, 1, max<int64_t>(total, 1)));
 }
 
 // First tile of share `share`; share `shares` gives the end of the line. No share is empty unless there are fewer tiles than
@@ -102,9 +117,7 @@ MLAVERIFY_HD int64_t part_slot(int32_t share, bool begins_here, int32_t group, i
   return (2 * static_cast<int64_t>(share) + (begins_here ? 1 : 0)) * group + member;
 }
 
-static_assert(num_shares(0, 132, 2) == 1 && num_shares(5, 132, 2) == 2 && num_shares(100000, 132, 2) == 132);
-static_assert(num_equal_shares(128, 132) == 128 && num_equal_shares(32, 132) == 128 && num_equal_shares(1, 132) == 132);
-static_assert(num_equal_shares(128, 66) == 64 && num_equal_shares(100, 132) == 132 && num_equal_shares(7, 132) == 126);
+static_assert(whole_shares(132, 256) == 128 && whole_shares(132, 128) == 128 && whole_shares(132, 100) == 132);
 static_assert(row_group(1) == 1 && row_group(2) == 2 && row_group(3) == 3 && row_group(4) == 4 && row_group(5) == 3);
 static_assert(row_group(6) == 3 && row_group(7) == 4 && row_group(8) == 4 && row_group(0) == 1);
 static_assert(box_keys(64, 64) == 64 && box_keys(128, 64) == 64 && box_keys(16, 64) == 16 && box_keys(48, 64) == 0);

@@ -281,6 +281,12 @@ DeviceCall::DeviceCall(TestCall *call) : args(call->args), call_(call) {
 
 void DeviceCall::set_lengths(const std::vector<int32_t> &lens) { copies_[kSeqLens].upload(lens.data(), lens.size() * 4); }
 
+void DeviceCall::set_page(int32_t request, int32_t entry, int32_t page) {
+  const mlaverify_tensor &table = args.block_table;
+  const auto begin = static_cast<const char *>(table.data) - copies_[kTable].data<char>();
+  copies_[kTable].upload(&page, sizeof(page), static_cast<std::size_t>(begin + (request * table.strides[0] + entry) * 4));
+}
+
 void DeviceCall::set_k_scale(float value) { copies_[kScale].upload(&value, sizeof(value)); }
 
 void DeviceCall::poison_outputs() {

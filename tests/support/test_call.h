@@ -59,6 +59,7 @@ class TestCall {
   // Sets outputs to 0xff; whether they still are, guards and paddings included.
   void poison_outputs();
   bool outputs_untouched() const;
+  int32_t page(std::size_t request, std::size_t entry) const { return pages_[request][entry]; }
 
  private:
   friend class DeviceCall;
@@ -92,6 +93,7 @@ class DeviceCall {
 
   void set_lengths(const std::vector<int32_t> &lens);
   void set_k_scale(float value);
+  void set_page(int32_t request, int32_t entry, int32_t page);
   void poison_outputs();
   // Waits for the stream, and brings out and lse back into the call's buffers. Returns "" or "wrote past the end ...".
   [[nodiscard]] std::string fetch();

@@ -1,4 +1,4 @@
-#include "cpu/check_values.h"
+#include "api/check_values.h"
 
 #include "rules/mask.h"
 #include "rules/pack.h"

@@ -1,4 +1,4 @@
-// What host backends check beyond validate(): the values of lengths and page ids.
+// What is checked beyond validate(): the values of lengths and page ids. Host backends always do, the cuda backend in checked mode.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace mlaverify {
 
-// INVALID_VALUE for a negative length, a block table narrower than the keys that some row sees, or a page id outside the cache
+// `problem` points to host memory. INVALID_VALUE for a negative length, a block table narrower than the keys that some row sees, or a page id outside the cache
 // among the pages that some row sees. Nothing beyond these is looked at.
 Status check_values(const Problem &problem);
 
