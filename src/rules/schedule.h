@@ -36,8 +36,11 @@ struct ShareChoice {
 // that leaves no more than a twentieth of a busy GPU idle: cut anywhere else, most shares would have pieces of two jobs.
 MLAVERIFY_HD int32_t num_shares(const ShareChoice &c, int64_t total, bool equal) {
   const int64_t squared = min<int64_t>(total, int64_t{c.max_shares} * c.max_shares) * c.squared_per_tile;
-  auto n = static_cast<int32_t>(
-      min<int64_t>(c.max_shares, max<int64_t>(c.jobs, static_cast<int64_t>(__builtin_sqrtf(static_cast<float>(squared))))));
+  int32_t n = 0;  // the root, max_shares at most
+  for (int32_t step = 1 << 14; step > 0; step /= 2) {
+    if (n + step <= c.max_shares && int64_t{n + step} * (n + step) <= squared) n += step;
+  }
+  n = static_cast<int32_t>(min<int64_t>(c.max_shares, max<int64_t>(c.jobs, n)));
   if (equal && c.jobs > n) n = c.whole_shares;
   if (equal && c.jobs < n) {
     const auto idle = static_cast<int32_t>(remainder(n, c.jobs));
@@ -117,6 +120,7 @@ MLAVERIFY_HD int64_t part_slot(int32_t share, bool begins_here, int32_t group, i
   return (2 * static_cast<int64_t>(share) + (begins_here ? 1 : 0)) * group + member;
 }
 
+static_assert(num_shares({132, 132, 32, 1}, 128, true) == 64 && num_shares({132, 132, 32, 1}, 1 << 30, true) == 132);
 static_assert(whole_shares(132, 256) == 128 && whole_shares(132, 128) == 128 && whole_shares(132, 100) == 132);
 static_assert(row_group(1) == 1 && row_group(2) == 2 && row_group(3) == 3 && row_group(4) == 4 && row_group(5) == 3);
 static_assert(row_group(6) == 3 && row_group(7) == 4 && row_group(8) == 4 && row_group(0) == 1);
