@@ -90,6 +90,43 @@ TEST(Invariant, Threads) {
   }
 }
 
+// The caller's threads: one after the other, backwards; or each task on a thread of its own.
+struct Pool {
+  static void backwards(void *pool, int32_t count, void (*task)(void *, int32_t), void *context) {
+    for (int32_t i = count; i-- > 0;) task(context, i);
+    static_cast<Pool *>(pool)->tasks += count;
+  }
+  static void at_once(void *pool, int32_t count, void (*task)(void *, int32_t), void *context) {
+    std::vector<std::thread> threads;
+    for (int32_t i = 0; i < count; ++i) threads.emplace_back(task, context, i);
+    for (std::thread &t : threads) t.join();
+    static_cast<Pool *>(pool)->tasks += count;
+  }
+  std::atomic<int32_t> tasks = 0;
+};
+
+TEST(Invariant, ThreadsOfTheCaller) {
+  TestCase c = long_case({5000, 0, 1, 5000});
+  c.heads = 3;
+  TestCall call(c);
+  ASSERT_EQ(call.run_and_compare(), "");
+  const TestCall::Bits bits = call.bits();
+  for (const mlaverify_parallel_for parallel_for : {&Pool::backwards, &Pool::at_once}) {
+    for (const int32_t pieces : {1, 2, 3, 5, 16}) {
+      Pool pool;
+      call.args.parallel_for = parallel_for;
+      call.args.parallel_context = &pool;
+      call.args.num_threads = pieces;
+      ASSERT_EQ(call.run(), "");
+      ASSERT_EQ(call.bits(), bits) << pieces << " pieces";
+      EXPECT_EQ(pool.tasks > 0, pieces > 1);
+      EXPECT_LE(pool.tasks, 2 * pieces);
+      const int32_t qlens[] = {c.qlen};
+      EXPECT_EQ(mlaverify_warmup_decode_attention_fwd_verify(&call.args, qlens, 1), MLAVERIFY_OK);
+    }
+  }
+}
+
 // Each head is the call with that head alone.
 TEST(Invariant, HeadCounts) {
   TestCase c;
@@ -156,12 +193,17 @@ TEST(Deterministic, ConcurrentCallsWithWorkspacesOfTheirOwn) {
   constexpr std::size_t kCallers = 4;
   std::vector<std::unique_ptr<TestCall>> calls;
   std::vector<TestCall::Bits> want;
+  Pool pool;
   for (std::size_t i = 0; i < kCallers; ++i) {
     TestCase c = long_case({2000 + 700 * static_cast<int32_t>(i), 5});
     c.heads = 4;
     c.seed = i + 1;
     calls.push_back(std::make_unique<TestCall>(c));
     calls.back()->args.num_threads = 1 + static_cast<int32_t>(i) % 3;
+    if (i % 2 == 1) {
+      calls.back()->args.parallel_for = &Pool::at_once;
+      calls.back()->args.parallel_context = &pool;
+    }
     ASSERT_EQ(calls.back()->run_and_compare(), "");
     want.push_back(calls.back()->bits());
   }

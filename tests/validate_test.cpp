@@ -66,6 +66,11 @@ TEST(Validate, Scalars) {
       {[](Args &a) { a.num_kv_splits = -1; }, "num_kv_splits: got -1, must be >= 0"},
       {[](Args &a) { a.num_threads = -1; }, "num_threads: got -1, must be in 0 ... 1024"},
       {[](Args &a) { a.num_threads = 1025; }, "num_threads: got 1025, must be in 0 ... 1024"},
+      {[](Args &a) {
+         a.parallel_for = [](void *, int32_t, void (*)(void *, int32_t), void *) {};
+         a.num_threads = 0;
+       },
+       "num_threads: got 0, must be in 1 ... 1024 where parallel_for is given"},
       {[](Args &a) { a.v_head_dim = 0; }, "v_head_dim: got 0, must be a multiple of 8 in 8 ... 1024"},
       {[](Args &a) { a.v_head_dim = 12; }, "v_head_dim: got 12, must be a multiple of 8 in 8 ... 1024"},
       {[](Args &a) { a.v_head_dim = -8; }, "v_head_dim: got -8, must be a multiple of 8 in 8 ... 1024"},

@@ -96,6 +96,11 @@ typedef int32_t mlaverify_backend;
 #define MLAVERIFY_MAX_THREADS 1024
 #define MLAVERIFY_MAX_HEAD_DIM 1024 /* Lv and Lk are multiples of 8, 8 <= Lv <= Lk <= 1024 */
 
+/* A caller's threads: calls task(task_context, i) once for each i in 0 ... count-1, in any order, on any threads, as many at a time as
+   it likes (one task never waits for another), and returns when all have returned. `context` is the caller's own. */
+typedef void (*mlaverify_parallel_for)(void *context, int32_t count, void (*task)(void *task_context, int32_t index),
+                                       void *task_context);
+
 typedef struct mlaverify_verify_args {
   size_t size; /* sizeof(mlaverify_verify_args) */
 
@@ -123,6 +128,10 @@ typedef struct mlaverify_verify_args {
   void *stream;           /* cudaStream_t; ignored by CPU backends */
   mlaverify_backend backend;
   int32_t num_threads; /* CPU backends: threads at most, <= MLAVERIFY_MAX_THREADS; 0 = the OpenMP default */
+
+  mlaverify_parallel_for parallel_for; /* optional, cpu backend: whose threads to use instead of OpenMP's; num_threads, >= 1
+                                          then, says how many pieces the work is cut in at most. Called at most twice a call */
+  void *parallel_context;              /* what it is called with */
 } mlaverify_verify_args;
 
 /* Computes out and lse, which must overlap neither each other nor any other argument (that is not checked). Everything else

@@ -195,9 +195,11 @@ constexpr CallRule kScalars[] = {
     {"num_kv_splits", [](const Args &a) { return at_least(a.num_kv_splits, 0); }},
     {"num_threads",
      [](const Args &a) {
-       return a.num_threads >= 0 && a.num_threads <= MLAVERIFY_MAX_THREADS
+       const int32_t least = a.parallel_for != nullptr ? 1 : 0;
+       return a.num_threads >= least && a.num_threads <= MLAVERIFY_MAX_THREADS
                   ? ""
-                  : got(a.num_threads, "in 0 ... " + std::to_string(MLAVERIFY_MAX_THREADS));
+                  : got(a.num_threads, "in " + std::to_string(least) + " ... " + std::to_string(MLAVERIFY_MAX_THREADS) +
+                                           (least == 1 ? " where parallel_for is given" : ""));
      }},
     {"v_head_dim", [](const Args &a) { return head_dim(a.v_head_dim, ""); }},
 };
@@ -338,6 +340,8 @@ Call make_call(const Args &a) {
   c.backend = a.backend;
   c.device = a.q.device;
   c.num_threads = a.num_threads;
+  c.parallel_for = a.parallel_for;
+  c.parallel_context = a.parallel_context;
   c.workspace = a.workspace;
   c.workspace_bytes = a.workspace_bytes;
   c.stream = a.stream;

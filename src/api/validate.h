@@ -13,6 +13,8 @@ struct Call {
   mlaverify_backend backend;
   mlaverify_device device;  // where the tensors live
   int32_t num_threads;
+  mlaverify_parallel_for parallel_for;  // null: OpenMP
+  void *parallel_context;
   void *workspace;
   size_t workspace_bytes;
   void *stream;

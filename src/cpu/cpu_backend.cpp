@@ -59,6 +59,8 @@ const Selection &selection() {
   return s;
 }
 
+cpu::Threads threads_of(const Call &call) { return {call.num_threads, call.parallel_for, call.parallel_context}; }
+
 class CpuBackend final : public Backend {
  public:
   mlaverify_backend id() const override { return MLAVERIFY_BACKEND_CPU; }
@@ -68,18 +70,18 @@ class CpuBackend final : public Backend {
   std::string refusal(const Call &call) const override { return host_only_refusal(call); }
 
   std::size_t workspace_bytes(const Call &call) const override {
-    return static_cast<std::size_t>(rules::cpu_workspace_bytes(call.problem, cpu::thread_limit(call.num_threads)));
+    return static_cast<std::size_t>(rules::cpu_workspace_bytes(call.problem, threads_of(call).limit()));
   }
 
   Status run(const Call &call) const override {
     if (Status s = check_values(call.problem); !s.ok()) return s;
-    cpu::verify(*selection().isa, call.problem, cpu::threads_now(call.num_threads), call.workspace);
+    cpu::verify(*selection().isa, call.problem, threads_of(call), call.workspace);
     return {};
   }
 
   // The instruction set is chosen; starting the threads is the one thing left that allocates.
   Status warmup(const Call &call, const int32_t *, int32_t) const override {
-    cpu::in_parallel(cpu::threads_now(call.num_threads), [](int32_t) {});
+    threads_of(call).in_parallel(threads_of(call).now(), [](int32_t) {});
     return {};
   }
 };

@@ -7,7 +7,6 @@
 
 #include "cpu/merge_stack.h"
 #include "cpu/shares.h"
-#include "cpu/threads.h"
 
 namespace mlaverify::cpu {
 namespace {
@@ -33,17 +32,18 @@ class Region {
 
 class Verify {
  public:
-  Verify(const Isa &isa, const Problem &p, int32_t threads, void *workspace)
+  Verify(const Isa &isa, const Problem &p, const Threads &threads, void *workspace)
       : isa_(isa),
         p_(p),
         layout_(rules::cpu_thread_layout(p)),
         work_(p),
-        shares_(work_.num_shares(threads)),
+        threads_(threads),
+        shares_(work_.num_shares(threads.now())),
         workspace_(workspace) {}
 
   void run() const {
-    in_parallel(shares_, [this](int32_t share) { walk(share); });
-    if (shares_ > 1) in_parallel(shares_, [this](int32_t share) { join(share); });
+    threads_.in_parallel(shares_, [this](int32_t share) { walk(share); });
+    if (shares_ > 1) threads_.in_parallel(shares_, [this](int32_t share) { join(share); });
   }
 
  private:
@@ -109,12 +109,15 @@ class Verify {
   const Problem &p_;
   const rules::CpuThreadLayout layout_;
   const Work work_;
+  const Threads &threads_;
   const int32_t shares_;
   void *workspace_;
 };
 
 }  // namespace
 
-void verify(const Isa &isa, const Problem &p, int32_t threads, void *workspace) { Verify(isa, p, threads, workspace).run(); }
+void verify(const Isa &isa, const Problem &p, const Threads &threads, void *workspace) {
+  Verify(isa, p, threads, workspace).run();
+}
 
 }  // namespace mlaverify::cpu

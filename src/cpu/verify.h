@@ -2,10 +2,11 @@
 #pragma once
 
 #include "cpu/isa.h"
+#include "cpu/threads.h"
 
 namespace mlaverify::cpu {
 
-// `workspace`: rules::cpu_workspace_bytes(p, threads) bytes. Uses `threads` threads at most. Lengths and page ids are checked.
-void verify(const Isa &isa, const Problem &p, int32_t threads, void *workspace);
+// `workspace`: rules::cpu_workspace_bytes(p, threads.limit()) bytes. Lengths and page ids are checked.
+void verify(const Isa &isa, const Problem &p, const Threads &threads, void *workspace);
 
 }  // namespace mlaverify::cpu
