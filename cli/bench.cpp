@@ -14,6 +14,7 @@
 #include "grid.h"
 #include "machine.h"
 #include "mlaverify/mlaverify.h"
+#include "other_program.h"
 #include "timed_step.h"
 #include "verb.h"
 
@@ -26,6 +27,7 @@ struct Options {
   ShapeOptions shape;  // those given
   CallOptions call;    // with the backend as asked for
   bool invariant = false;
+  std::string other;  // program to compare with
   bool json = false;
 };
 
@@ -76,6 +78,7 @@ BenchSetting setting_of(const Options &options, const mlaverify_backend_info &ba
   s.product = measured.product;
   s.num_kv_splits = options.call.num_kv_splits;
   s.invariant = options.invariant;
+  s.other = options.other;
   s.ceilings = measured.ceilings;
   return s;
 }
@@ -96,6 +99,7 @@ BenchResult measure(const Shape &shape, const CallOptions &call, const BenchSett
     r.invariant = step.time();
     demand_numbers(step, shape);
   }
+  if (!setting.other.empty()) r.other = seconds_of_program(setting.other, shape, setting.threads);
   r.work = work_of(shape);
   r.floor = floor_seconds(r.work, setting.ceilings);
   if (on_gpu(call.backend)) r.record = peer_records().find(shape_line(shape));
@@ -145,6 +149,7 @@ void add_bench(CLI::App &app, int &exit_code) {
       ->capture_default_str();
   add_backend_option(*verb, options->call.backend);
   verb->add_flag("--invariant", options->invariant, "Time the batch-invariant mode too, against the default");
+  verb->add_option("--vs", options->other, "Time a program of yours at each shape too (docs/bench.md)");
   verb->add_flag("--json", options->json, "Print one JSON object");
   verb->callback([options, &exit_code] {
     bench(*options);

@@ -35,6 +35,10 @@ double mean_invariant_ratio(const std::vector<BenchResult> &results) {
   return geometric_mean(pointers(results), [](const BenchResult &r) { return r.invariant->median / r.time.median; });
 }
 
+double mean_ratio_to_other(const std::vector<BenchResult> &results) {
+  return geometric_mean(pointers(results), [](const BenchResult &r) { return r.ratio_to_other(); });
+}
+
 // Means over the results of one group of recorded points.
 struct GroupMeans {
   std::string name, meaning;
@@ -69,6 +73,7 @@ std::string repeat_options(const BenchSetting &s) {
   if (!s.gpu) text += fmt::format(" --threads {}", s.threads);
   if (s.num_kv_splits > 0) text += fmt::format(" --num-kv-splits {}", s.num_kv_splits);
   if (s.invariant) text += " --invariant";
+  if (!s.other.empty()) text += " --vs " + s.other;
   return text;
 }
 
@@ -129,6 +134,7 @@ nlohmann::ordered_json json_of(const BenchResult &r, const Ceilings &now) {
     j["invariant"] = {
         {"seconds", r.invariant->median}, {"spread", r.invariant->spread}, {"ratio", r.invariant->median / r.time.median}};
   }
+  if (r.other) j["other"] = {{"seconds", *r.other}, {"ratio", r.ratio_to_other()}};
   if (r.record != nullptr) {
     j["recorded"] = {{"name", r.record->name},
                      {"group", nullptr},
@@ -167,6 +173,7 @@ void print_bench_head(const BenchSetting &s, bool peers) {
   fmt::print("{:>10}  {:>6}  {:>7}  {:>8}  {:>7}", s.gpu ? "median us" : "median ms", "spread", "GB/s",
              s.gpu ? "TFLOP/s" : "GFLOP/s", "× floor");
   if (s.invariant) fmt::print("  {:>10}  {:>5}", "invariant", "ratio");
+  if (!s.other.empty()) fmt::print("  {:>10}  {:>5}", "other", "ratio");
   if (peers)
     fmt::print("  {:>9}  {:>5}  {:>6}  {:>9}  {:>5}  {:<16}", "best peer", "ratio", "scaled", "Triton us", "ratio", "peer");
   fmt::print("  shape\n");
@@ -181,6 +188,7 @@ void print_bench_row(const BenchSetting &s, const BenchResult &r, bool peers) {
   if (r.invariant) {
     fmt::print("  {:>10.{}f}  {:>5.2f}", r.invariant->median / time_unit, s.gpu ? 2 : 4, r.invariant->median / r.time.median);
   }
+  if (r.other) fmt::print("  {:>10.{}f}  {:>5.2f}", *r.other / time_unit, s.gpu ? 2 : 4, r.ratio_to_other());
   if (peers && r.record != nullptr) {
     fmt::print("  {:>9.1f}  {:>5.2f}  {:>6.2f}  {:>9.1f}  {:>5.2f}  {:<16}", r.record->best() * 1e6, r.ratio_to_best(),
                r.ratio_to_best_scaled(s.ceilings), r.record->triton() * 1e6, 1 / r.speed_up_over_triton(), r.record->best_peer);
@@ -195,6 +203,12 @@ void print_bench_tail(const BenchSetting &s, const std::vector<BenchResult> &res
   fmt::print("\ngeometric mean over {} shape{}: {:.2f} × floor\n", results.size(), results.size() == 1 ? "" : "s",
              mean_times_floor(pointers(results)));
   if (s.invariant) fmt::print("batch-invariant mode: {:.2f} × the default's time\n", mean_invariant_ratio(results));
+  if (!s.other.empty()) {
+    const auto faster =
+        std::count_if(results.begin(), results.end(), [](const BenchResult &r) { return r.ratio_to_other() < 1; });
+    fmt::print("{}: ours takes {:.2f} × its time in geometric mean, and is faster at {} of {}\n", s.other,
+               mean_ratio_to_other(results), faster, results.size());
+  }
   fmt::print("ceilings at the end: memory read {:+.0f} %, {} {:+.0f} %\n",
              (end.bytes_per_second / s.ceilings.bytes_per_second - 1) * 100, s.gpu ? "product" : "multiply-add",
              (end.flops_per_second / s.ceilings.flops_per_second - 1) * 100);
@@ -220,6 +234,10 @@ nlohmann::ordered_json bench_json(const BenchSetting &s, const std::vector<Bench
   for (const BenchResult &r : results) j["shapes"].push_back(json_of(r, s.ceilings));
   j["geometric_mean_times_floor"] = mean_times_floor(pointers(results));
   if (s.invariant) j["geometric_mean_invariant_ratio"] = mean_invariant_ratio(results);
+  if (!s.other.empty()) {
+    j["other"] = s.other;
+    j["geometric_mean_ratio_to_other"] = mean_ratio_to_other(results);
+  }
   const std::vector<GroupMeans> groups = group_means(results);
   if (groups.empty()) return j;
   j["recorded_peers"] = {{"device", peer_records().device}, {"date", peer_records().date}};

@@ -21,6 +21,7 @@ struct BenchSetting {
   std::string product;         // there: where the arithmetic ceiling comes from
   int32_t num_kv_splits = 0;
   bool invariant = false;  // the batch-invariant mode is timed too
+  std::string other;       // another program that is timed too; empty: none
   Ceilings ceilings;       // before the first shape: those of the floor
 };
 
@@ -28,10 +29,12 @@ struct BenchResult {
   Shape shape;
   Timing time;
   std::optional<Timing> invariant;
+  std::optional<double> other;  // seconds of the other program
   Work work;
   double floor = 0;                    // seconds
   const PeerRecord *record = nullptr;  // null: no peer was timed at this shape, or not on a GPU
 
+  double ratio_to_other() const { return time.median / *other; }
   double times_floor() const { return time.median / floor; }
   double ratio_to_best() const { return time.median / record->best(); }
   double ratio_to_best_scaled(const Ceilings &now) const { return time.median / record->best_scaled(now); }
