@@ -26,8 +26,12 @@ std::vector<IsaChoice> isa_choices() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // (not every compiler's __builtin_cpu_supports knows f16c)
   const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  list.push_back({"avx512", &cpu::isa_avx512(), avx512});
   list.push_back({"avx2", &cpu::isa_avx2(), avx2});
 #else
+  list.push_back({"avx512", nullptr, false});
   list.push_back({"avx2", nullptr, false});
 #endif
   list.push_back({"scalar", &cpu::isa_scalar(), true});
@@ -43,7 +47,7 @@ Selection select_isa() {
   const std::string &forced = env_cpu_isa();
   std::string names;
   for (const IsaChoice &c : isa_choices()) {
-    names += (names.empty() ? "" : " or ") + std::string(c.name);
+    names += (names.empty() ? "" : ", ") + std::string(c.name);
     if (forced.empty() ? !c.runs_here : forced != c.name) continue;
     if (!c.runs_here)
       return {
@@ -51,7 +55,7 @@ Selection select_isa() {
           {{MLAVERIFY_ERR_UNSUPPORTED, "MLAVERIFY_CPU_ISA asks for " + forced + ", which this processor or build lacks"}, ""}};
     return {c.isa, {{}, c.name}};
   }
-  return {nullptr, {{MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_CPU_ISA: got '" + forced + "', must be " + names}, ""}};
+  return {nullptr, {{MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_CPU_ISA: got '" + forced + "', must be one of " + names}, ""}};
 }
 
 const Selection &selection() {

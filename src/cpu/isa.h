@@ -47,6 +47,7 @@ struct Isa {
 const Isa &isa_scalar();
 #if defined(MLAVERIFY_X86)
 const Isa &isa_avx2();
+const Isa &isa_avx512();
 #endif
 
 }  // namespace mlaverify::cpu

@@ -4,10 +4,11 @@
 // One chunk of keys, for one row tile:
 //   for each tile of up to 64 keys that some row sees
 //     convert its cached rows to f32 once                  kv     [keys, Lk]   (L2)
-//     scores = q kv^T, 2 rows x 6 keys in registers        scores [rows, keys] (L1)
+//     scores = q kv^T, rows x keys in registers            scores [rows, keys] (L1)
 //     f32 queries: scores too large for f32 again in f64
 //     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
-//     acc += weights kv[:, :Lv], 6 rows x 2 vectors in registers
+//     acc += weights kv[:, :Lv], rows x vectors in registers
+// Rows of q, kv and acc are padded to whole vectors, those of q and kv with zeros.
 // Only keys that a row sees enter its softmax and its sum, so what it does not see may hold anything. Every sum runs in an
 // order that depends on the key's or column's position alone: no bit depends on the other rows of the tile or on where a block
 // ends.
@@ -31,31 +32,48 @@ static_assert(kTileKeys % Vec::width == 0, "rows of scores are whole vectors");
 
 // ---- Elements ---------------------------------------------------------------------------------------------------------
 
+// load(p): a vector from p; load(p, n): its first n lanes, where a vector is wider than rows are multiples of.
 template <class T, class Load>
 inline void convert(const T *from, int32_t n, float *to, Load load) {
-  for (int32_t i = 0; i < n; i += Vec::width) load(from + i).store(to + i);
+  int32_t i = 0;
+  for (; i + Vec::width <= n; i += Vec::width) load(from + i).store(to + i);
+  if constexpr (Vec::width > 8) {
+    if (i < n) load(from + i, n - i).store(to + i);
+  }
 }
 
 // Elements [at, at + n) of `data` as f32; n is a multiple of 8.
 inline void load_row(DType t, const void *data, int64_t at, int32_t n, float *to) {
+  const auto f32 = [](auto... x) { return Vec::load(x...); };
+  const auto f16 = [](auto... x) { return Vec::load_f16(x...); };
+  const auto bf16 = [](auto... x) { return Vec::load_bf16(x...); };
+  const auto e4m3 = [](auto... x) { return Vec::load_e4m3(x...); };
+  const auto e5m2 = [](auto... x) { return Vec::load_e5m2(x...); };
   switch (t) {
-    case DType::f32: return convert(static_cast<const float *>(data) + at, n, to, Vec::load);
-    case DType::f16: return convert(static_cast<const uint16_t *>(data) + at, n, to, Vec::load_f16);
-    case DType::bf16: return convert(static_cast<const uint16_t *>(data) + at, n, to, Vec::load_bf16);
-    case DType::f8_e4m3: return convert(static_cast<const uint8_t *>(data) + at, n, to, Vec::load_e4m3);
-    case DType::f8_e5m2: return convert(static_cast<const uint8_t *>(data) + at, n, to, Vec::load_e5m2);
+    case DType::f32: return convert(static_cast<const float *>(data) + at, n, to, f32);
+    case DType::f16: return convert(static_cast<const uint16_t *>(data) + at, n, to, f16);
+    case DType::bf16: return convert(static_cast<const uint16_t *>(data) + at, n, to, bf16);
+    case DType::f8_e4m3: return convert(static_cast<const uint8_t *>(data) + at, n, to, e4m3);
+    case DType::f8_e5m2: return convert(static_cast<const uint8_t *>(data) + at, n, to, e5m2);
     case DType::i32: return;  // not a cache type: refused by validate()
   }
 }
 
-// scale * from, as type `t` at element `at` of `data`.
+// x as type `t` at element `at` of `data`; `lanes`: nothing for all, or how many.
+template <class V, class... Lanes>
+inline void store_as(DType t, V x, void *data, int64_t at, Lanes... lanes) {
+  if (t == DType::f32) x.store(static_cast<float *>(data) + at, lanes...);
+  if (t == DType::f16) x.store_f16(static_cast<uint16_t *>(data) + at, lanes...);
+  if (t == DType::bf16) x.store_bf16(static_cast<uint16_t *>(data) + at, lanes...);
+}
+
+// scale * from, n elements (a multiple of 8), as type `t` at element `at` of `data`. A vector that begins at `from` + i may be read whole.
 inline void store_row(DType t, const float *from, float scale, int32_t n, void *data, int64_t at) {
   const Vec s = Vec::broadcast(scale);
-  for (int32_t i = 0; i < n; i += Vec::width) {
-    const Vec x = Vec::load(from + i) * s;
-    if (t == DType::f32) x.store(static_cast<float *>(data) + at + i);
-    if (t == DType::f16) x.store_f16(static_cast<uint16_t *>(data) + at + i);
-    if (t == DType::bf16) x.store_bf16(static_cast<uint16_t *>(data) + at + i);
+  int32_t i = 0;
+  for (; i + Vec::width <= n; i += Vec::width) store_as(t, Vec::load(from + i) * s, data, at + i);
+  if constexpr (Vec::width > 8) {
+    if (i < n) store_as(t, Vec::load(from + i) * s, data, at + i, n - i);
   }
 }
 
@@ -155,7 +173,7 @@ inline void load_keys(const Problem &p, int32_t request, rules::KeyRange keys, f
 // `segment`: columns that are summed apart before they are added, which keeps rounding from adding up along the width.
 inline void scores_of(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, int32_t keys, int32_t width,
                       int32_t segment) {
-  constexpr int R = 2, K = 6;
+  constexpr int R = Vec::score_rows, K = Vec::score_keys;
   for (int32_t k = 0; k < keys; k += K) {
     with_constant<K>(rules::min(K, keys - k), [&](auto nk) {
       for (int32_t r = 0; r < rows; r += R) {
@@ -249,10 +267,10 @@ inline void softmax_row(float *scores, const float *low, int32_t n, float *max_o
 // visible[r]: keys of the tile that row r sees, the first ones.
 inline void add_values(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const int32_t *visible, int32_t v_dim,
                        float *acc) {
-  constexpr int R = 6, C = 2;
+  constexpr int R = Vec::value_rows, C = Vec::value_vectors;
   const int32_t ld = l.node.acc_ld;
   for (int32_t c = 0; c < v_dim; c += C * Vec::width) {
-    with_constant<C>(rules::min(C, (v_dim - c) / Vec::width), [&](auto nc) {
+    with_constant<C>(rules::min(C, rules::ceil_div(v_dim - c, Vec::width)), [&](auto nc) {
       for (int32_t r = 0; r < rows; r += R) {
         with_constant<R>(rules::min(R, rows - r), [&](auto nr) {
           int32_t common = visible[r];
@@ -343,7 +361,8 @@ void finish(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &ti
     const int64_t at = rules::out_offset(p, tile.request, row);
     float *lse = p.lse + rules::lse_offset(p, tile.request, row);
     if (visible_to_row(p, tile, r) == 0) {
-      for (int32_t c = 0; c < p.v_dim; c += Vec::width) store_row(p.q_dtype, zeros, 1.0f, Vec::width, p.out, at + c);
+      for (int32_t c = 0; c < p.v_dim; c += Vec::width)
+        store_row(p.q_dtype, zeros, 1.0f, rules::min(Vec::width, p.v_dim - c), p.out, at + c);
       *lse = kMinusInf;
       continue;
     }

@@ -1,15 +1,15 @@
 // Eight float lanes of AVX2 + FMA + F16C. Same interface as vec_scalar.h.
 #pragma once
 
-#include <immintrin.h>
-
-#include <cstdint>
+#include "cpu/vec_x86.h"
 
 namespace mlaverify::cpu {
 namespace {
 
 struct Vec {
   static constexpr int width = 8;
+  // Register blocks of kernel.h: accumulators, operands and one more are 16 registers.
+  static constexpr int score_rows = 2, score_keys = 6, value_rows = 6, value_vectors = 2;
   __m256 v;
 
   static Vec zero() { return {_mm256_setzero_ps()}; }
@@ -75,39 +75,11 @@ inline Vec fill_from(Vec a, int count, float x) {
   const __m256 inside = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane));
   return {_mm256_blendv_ps(_mm256_set1_ps(x), a.v, inside)};
 }
-// Lanes (0+1)+(2+3) of each half, then the halves: the order of sums() too.
-inline __m128 four_sums(__m256 a, __m256 b, __m256 c, __m256 d) {
-  const __m256 t = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-  return _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
-}
 inline float sum(Vec a) { return _mm_cvtss_f32(four_sums(a.v, a.v, a.v, a.v)); }
-// a . b in f64, of n floats (a multiple of 8).
-inline double dot_f64(const float *a, const float *b, int32_t n) {
-  __m256d c[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
-  for (int32_t i = 0; i < n; i += 8) {
-    for (int j = 0; j < 2; ++j) {
-      c[j] = _mm256_fmadd_pd(_mm256_cvtps_pd(_mm_loadu_ps(a + i + 4 * j)), _mm256_cvtps_pd(_mm_loadu_ps(b + i + 4 * j)), c[j]);
-    }
-  }
-  const __m256d s = _mm256_add_pd(c[0], c[1]);
-  const __m128d t = _mm_add_pd(_mm256_castpd256_pd128(s), _mm256_extractf128_pd(s, 1));
-  return _mm_cvtsd_f64(_mm_add_sd(t, _mm_unpackhi_pd(t, t)));
-}
-inline float largest(Vec a) {
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-}
+inline float largest(Vec a) { return largest_lane(a.v); }
 template <int n>
 inline void sums(const Vec (&a)[n], float *out) {
-  for (int i = 0; i < n; i += 4) {
-    const int last = n - 1;  // a short group repeats its last member
-    const __m128 s =
-        four_sums(a[i].v, a[i + 1 < n ? i + 1 : last].v, a[i + 2 < n ? i + 2 : last].v, a[i + 3 < n ? i + 3 : last].v);
-    alignas(16) float four[4];
-    _mm_store_ps(four, s);
-    for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = four[j];
-  }
+  store_sums<n>([&](int i) { return a[i].v; }, out);
 }
 
 }  // namespace

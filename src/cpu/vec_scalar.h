@@ -1,4 +1,4 @@
-// Eight float lanes in portable C++. Same interface as vec_avx2.h; kernel.h is compiled over either.
+// Eight float lanes in portable C++. kernel.h is compiled over this and over vec_avx2.h and vec_avx512.h.
 #pragma once
 
 #include <cmath>
@@ -11,6 +11,7 @@ namespace {
 
 struct Vec {
   static constexpr int width = 8;
+  static constexpr int score_rows = 2, score_keys = 6, value_rows = 6, value_vectors = 2;  // register blocks of kernel.h
   float v[width];
 
   static Vec zero() { return broadcast(0.0f); }

@@ -1,4 +1,4 @@
-// The conversions of an instruction set's vector type as plain functions over 8 elements, so that a test needs none of the
+// The conversions of an instruction set's vector type as plain functions over `width` elements, so that a test needs none of the
 // flags that the type is compiled with.
 #pragma once
 
@@ -8,6 +8,7 @@ namespace mlaverify::test {
 
 struct VecAccess {
   const char *name;
+  int width;
   void (*load_f16)(const uint16_t *, float *);
   void (*load_bf16)(const uint16_t *, float *);
   void (*load_e4m3)(const uint8_t *, float *);
@@ -21,6 +22,7 @@ struct VecAccess {
 template <class Vec>
 constexpr VecAccess vec_access(const char *name) {
   return {name,
+          Vec::width,
           [](const uint16_t *p, float *x) { Vec::load_f16(p).store(x); },
           [](const uint16_t *p, float *x) { Vec::load_bf16(p).store(x); },
           [](const uint8_t *p, float *x) { Vec::load_e4m3(p).store(x); },
@@ -33,5 +35,6 @@ constexpr VecAccess vec_access(const char *name) {
 
 const VecAccess &scalar_vec();
 const VecAccess &avx2_vec();
+const VecAccess &avx512_vec();
 
 }  // namespace mlaverify::test

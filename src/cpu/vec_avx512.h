@@ -1,0 +1,96 @@
+// Sixteen float lanes of AVX-512 (F, BW, DQ, VL). Same interface as vec_scalar.h; loads and stores of the first `n` lanes beside it, since
+// rows are multiples of 8. Lanes that are not loaded are 0.
+#pragma once
+
+#include "cpu/vec_x86.h"
+
+namespace mlaverify::cpu {
+namespace {
+
+struct Vec {
+  static constexpr int width = 16;
+  // Register blocks of kernel.h: accumulators, operands and one more are 32 registers.
+  static constexpr int score_rows = 4, score_keys = 6, value_rows = 6, value_vectors = 4;
+  __m512 v;
+
+  static Vec zero() { return {_mm512_setzero_ps()}; }
+  static Vec broadcast(float x) { return {_mm512_set1_ps(x)}; }
+  static Vec load(const float *p) { return {_mm512_loadu_ps(p)}; }
+  static Vec load(const float *p, int n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
+  static Vec load_f16(const uint16_t *p) { return f16(load_256(p)); }
+  static Vec load_f16(const uint16_t *p, int n) { return f16(load_256(p, n)); }
+  static Vec load_bf16(const uint16_t *p) { return bf16(load_256(p)); }
+  static Vec load_bf16(const uint16_t *p, int n) { return bf16(load_256(p, n)); }
+  static Vec load_e4m3(const uint8_t *p) { return e4m3(load_128(p)); }
+  static Vec load_e4m3(const uint8_t *p, int n) { return e4m3(load_128(p, n)); }
+  static Vec load_e5m2(const uint8_t *p) { return e5m2(load_128(p)); }
+  static Vec load_e5m2(const uint8_t *p, int n) { return e5m2(load_128(p, n)); }
+
+  void store(float *p, int n = width) const { _mm512_mask_storeu_ps(p, first(n), v); }
+  void store_f16(uint16_t *p, int n = width) const {
+    store_256(p, n, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  // Round to nearest, ties to even; NaN stays NaN (rules/number.h). (The instruction for it takes denormals for zero.)
+  void store_bf16(uint16_t *p, int n = width) const {
+    const __m512i u = _mm512_castps_si512(v);
+    const __m512i high = _mm512_srli_epi32(u, 16);
+    const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __m512i quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    store_256(p, n, _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet)));
+  }
+
+ private:
+  static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+  static __m256i load_256(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
+  static __m256i load_256(const void *p, int n) { return _mm256_maskz_loadu_epi16(first(n), p); }
+  static __m128i load_128(const void *p) { return _mm_loadu_si128(static_cast<const __m128i *>(p)); }
+  static __m128i load_128(const void *p, int n) { return _mm_maskz_loadu_epi8(first(n), p); }
+  static void store_256(void *p, int n, __m256i x) { _mm256_mask_storeu_epi16(p, first(n), x); }
+
+  static Vec f16(__m256i x) { return {_mm512_cvtph_ps(x)}; }
+  static Vec bf16(__m256i x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16))}; }
+  // As in vec_avx2.h.
+  static Vec e4m3(__m128i bytes) {
+    const __m256i x = _mm256_cvtepu8_epi16(bytes);
+    const __m256i magnitude = _mm256_and_si256(x, _mm256_set1_epi16(0x7f));
+    const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
+    const __m256i bits = _mm256_or_si256(
+        sign, _mm256_or_si256(_mm256_slli_epi16(magnitude, 7), _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00))));
+    return {_mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0f))};
+  }
+  static Vec e5m2(__m128i bytes) { return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8))}; }
+};
+
+inline Vec in_register(Vec x) {
+  asm("" : "+v"(x.v));
+  return x;
+}
+inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec round(Vec x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vec pow2(Vec n) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
+}
+inline Vec zero_below(Vec x, Vec a, float limit) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_NLT_UQ), x.v)};
+}
+inline Vec fill_from(Vec a, int count, float x) {
+  return {_mm512_mask_mov_ps(_mm512_set1_ps(x), static_cast<__mmask16>((1u << count) - 1), a.v)};
+}
+// The halves added, then as in vec_avx2.h.
+inline __m256 halves(Vec a) { return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)); }
+inline float sum(Vec a) { return _mm_cvtss_f32(four_sums(halves(a), halves(a), halves(a), halves(a))); }
+inline float largest(Vec a) { return largest_lane(_mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1))); }
+template <int n>
+inline void sums(const Vec (&a)[n], float *out) {
+  store_sums<n>([&](int i) { return halves(a[i]); }, out);
+}
+
+}  // namespace
+}  // namespace mlaverify::cpu
