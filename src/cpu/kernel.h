@@ -4,6 +4,7 @@
 // One chunk of keys, for one row tile:
 //   for each tile of up to 64 keys that some row sees
 //     convert its cached rows to f32 once                  kv     [keys, Lk]   (L2)
+//       or, where that is cheap beside the products, as they are loaded for these: the same bits
 //     scores = q kv^T, rows x keys in registers            scores [rows, keys] (L1)
 //     f32 queries: scores too large for f32 again in f64
 //     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
@@ -109,20 +110,41 @@ inline void with_constant(int n, F f) {
   f(std::integral_constant<int, limit>());
 }
 
-// scores[r][k] = q[r] . kv[k], or with `add` += that, for R rows and K keys, lanes along the width.
-template <int R, int K>
-inline void score_block(const float *q, int32_t q_ld, const float *kv, int32_t kv_ld, int32_t width, bool add, float *scores,
-                        int32_t scores_ld) {
+// The rows of a key tile, as the products load them.
+struct ConvertedKeys {
+  const float *kv;
+  int32_t ld;
+  Vec at(int32_t key, int32_t column) const { return Vec::load(kv + key * ld + column); }
+};
+template <class T, Vec (*load)(const T *)>
+struct CachedKeys {
+  const char *const *row;
+  Vec at(int32_t key, int32_t column) const { return load(reinterpret_cast<const T *>(row[key]) + column); }
+};
+
+// scores[r][k] = q[r] . key k of K from `first` on, or with `add` += that, for R rows, lanes along columns [begin, end) of the width.
+template <int R, int K, class Keys>
+inline void score_block(const float *q, int32_t q_ld, const Keys &keys, int32_t first, int32_t begin, int32_t end, bool add,
+                        float *scores, int32_t scores_ld) {
   Vec c[R][K];
   for (auto &row : c) {
     for (Vec &x : row) x = Vec::zero();
   }
-  for (int32_t d = 0; d < width; d += Vec::width) {
-    Vec a[R];
-    for (int r = 0; r < R; ++r) a[r] = Vec::load(q + r * q_ld + d);
-    for (int k = 0; k < K; ++k) {
-      const Vec b = in_register(Vec::load(kv + k * kv_ld + d));
-      for (int r = 0; r < R; ++r) c[r][k] = fma(a[r], b, c[r][k]);
+  for (int32_t d = begin; d < end; d += Vec::width) {
+    if constexpr (R <= K) {  // the fewer operands stay in registers
+      Vec a[R];
+      for (int r = 0; r < R; ++r) a[r] = Vec::load(q + r * q_ld + d);
+      for (int k = 0; k < K; ++k) {
+        const Vec b = in_register(keys.at(first + k, d));
+        for (int r = 0; r < R; ++r) c[r][k] = fma(a[r], b, c[r][k]);
+      }
+    } else {
+      Vec b[K];
+      for (int k = 0; k < K; ++k) b[k] = in_register(keys.at(first + k, d));
+      for (int r = 0; r < R; ++r) {
+        const Vec a = in_register(Vec::load(q + r * q_ld + d));
+        for (int k = 0; k < K; ++k) c[r][k] = fma(a, b[k], c[r][k]);
+      }
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -137,9 +159,9 @@ inline void score_block(const float *q, int32_t q_ld, const float *kv, int32_t k
   }
 }
 
-// acc[r][0 ... C vectors) += sum over keys [begin, end) of weights[r][k] * kv[k], lanes along the columns.
-template <int R, int C>
-inline void value_block(const float *weights, int32_t weights_ld, const float *kv, int32_t kv_ld, int32_t begin, int32_t end,
+// acc[r][0 ... C vectors) += sum over keys [begin, end) of weights[r][k] * key k, lanes along its columns from `column` on.
+template <int R, int C, class Keys>
+inline void value_block(const float *weights, int32_t weights_ld, const Keys &keys, int32_t column, int32_t begin, int32_t end,
                         float *acc, int32_t acc_ld) {
   Vec c[R][C];
   for (int r = 0; r < R; ++r) {
@@ -147,7 +169,7 @@ inline void value_block(const float *weights, int32_t weights_ld, const float *k
   }
   for (int32_t k = begin; k < end; ++k) {
     Vec b[C];
-    for (int j = 0; j < C; ++j) b[j] = Vec::load(kv + k * kv_ld + j * Vec::width);
+    for (int j = 0; j < C; ++j) b[j] = keys.at(k, column + j * Vec::width);
     for (int r = 0; r < R; ++r) {
       const Vec a = Vec::broadcast(weights[r * weights_ld + k]);
       for (int j = 0; j < C; ++j) c[r][j] = fma(a, b[j], c[r][j]);
@@ -160,27 +182,69 @@ inline void value_block(const float *weights, int32_t weights_ld, const float *k
 
 // ---- One key tile -----------------------------------------------------------------------------------------------------
 
-inline void load_keys(const Problem &p, int32_t request, rules::KeyRange keys, float *kv, int32_t kv_ld) {
+// Where the rows of a key tile are in the cache.
+struct KeyRows {
+  int32_t count;
+  const char *row[kTileKeys];
+};
+
+inline void find_keys(const Problem &p, int32_t request, rules::KeyRange keys, KeyRows *found) {
+  const int64_t size = rules::dtype_bytes(p.kv_dtype), step = p.kv_slot_stride * size;
+  found->count = 0;
   rules::Slot slot = rules::slot_of(keys.begin, p.page_size);
   for (int64_t key = keys.begin; key < keys.end;) {
     const int64_t run = rules::min<int64_t>(p.page_size - slot.offset, keys.end - key);
-    int64_t at = rules::kv_offset(p, rules::page_id(p, request, slot.entry), slot.offset);
-    for (int64_t i = 0; i < run; ++i, ++key, at += p.kv_slot_stride, kv += kv_ld) load_row(p.kv_dtype, p.kv, at, p.qk_dim, kv);
+    const int64_t at = rules::kv_offset(p, rules::page_id(p, request, slot.entry), slot.offset) * size;
+    for (int64_t i = 0; i < run; ++i, ++key) found->row[found->count++] = static_cast<const char *>(p.kv) + at + i * step;
     slot = {slot.entry + 1, 0};
   }
 }
 
-// `segment`: columns that are summed apart before they are added, which keeps rounding from adding up along the width.
-inline void scores_of(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, int32_t keys, int32_t width,
-                      int32_t segment) {
+// Asks for keys begin ... end - 1 of a tile, as far as it has them, to be brought to the L2 cache.
+inline void prefetch_keys(const Problem &p, const KeyRows &keys, int32_t begin, int32_t end) {
+  const int64_t bytes = int64_t{p.qk_dim} * rules::dtype_bytes(p.kv_dtype);
+  for (int32_t k = begin; k < rules::min(end, keys.count); ++k) {
+    const char *row = keys.row[k];
+    asm volatile("" ::"r"(row));  // g++ takes a function that only prefetches for one that does nothing
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+    __builtin_prefetch(row + bytes - 1, 0, 2);
+  }
+}
+
+// Whether the products load cached rows themselves. Two or three instructions a vector convert 16-bit numbers; FP8 takes more. f32 queries
+// look at converted keys again.
+inline bool loads_cached(const Problem &p) {
+  return Vec::converts_as_it_loads && p.q_dtype != DType::f32 && !rules::is_fp8(p.kv_dtype) && p.qk_dim % Vec::width == 0 &&
+         p.v_dim % Vec::width == 0;
+}
+
+// Calls f(the keys of a tile as the products load them).
+template <class F>
+inline void with_keys(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, const KeyRows &keys, F f) {
+  if constexpr (Vec::converts_as_it_loads) {
+    if (loads_cached(p)) {
+      if (p.kv_dtype == DType::bf16) return f(CachedKeys<uint16_t, Vec::load_bf16>{keys.row});
+      if (p.kv_dtype == DType::f16) return f(CachedKeys<uint16_t, Vec::load_f16>{keys.row});
+      return f(CachedKeys<float, Vec::load>{keys.row});
+    }
+  }
+  f(ConvertedKeys{s.kv, l.kv_ld});
+}
+
+// Of the first `count` keys. `segment`: columns that are summed apart before they are added, which keeps rounding from adding up along the
+// width. before(k, n) is called ahead of the scores of keys k ... k + n - 1.
+template <class Keys, class Before>
+inline void scores_of(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const Keys &keys, int32_t count,
+                      int32_t width, int32_t segment, Before before) {
   constexpr int R = Vec::score_rows, K = Vec::score_keys;
-  for (int32_t k = 0; k < keys; k += K) {
-    with_constant<K>(rules::min(K, keys - k), [&](auto nk) {
+  for (int32_t k = 0; k < count; k += K) {
+    before(k, K);
+    with_constant<K>(rules::min(K, count - k), [&](auto nk) {
       for (int32_t r = 0; r < rows; r += R) {
         with_constant<R>(rules::min(R, rows - r), [&](auto nr) {
           for (int32_t d = 0; d < width; d += segment) {
-            score_block<nr(), nk()>(s.q + r * l.q_ld + d, l.q_ld, s.kv + k * l.kv_ld + d, l.kv_ld,
-                                    rules::min(segment, width - d), d > 0, s.scores + r * l.scores_ld + k, l.scores_ld);
+            score_block<nr(), nk()>(s.q + r * l.q_ld, l.q_ld, keys, k, d, rules::min(d + segment, width), d > 0,
+                                    s.scores + r * l.scores_ld + k, l.scores_ld);
           }
         });
       }
@@ -265,8 +329,9 @@ inline void softmax_row(float *scores, const float *low, int32_t n, float *max_o
 }
 
 // visible[r]: keys of the tile that row r sees, the first ones.
-inline void add_values(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const int32_t *visible, int32_t v_dim,
-                       float *acc) {
+template <class Keys>
+inline void add_values(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const Keys &keys,
+                       const int32_t *visible, int32_t v_dim, float *acc) {
   constexpr int R = Vec::value_rows, C = Vec::value_vectors;
   const int32_t ld = l.node.acc_ld;
   for (int32_t c = 0; c < v_dim; c += C * Vec::width) {
@@ -275,11 +340,10 @@ inline void add_values(const Scratch &s, const rules::CpuThreadLayout &l, int32_
         with_constant<R>(rules::min(R, rows - r), [&](auto nr) {
           int32_t common = visible[r];
           for (int i = 1; i < nr(); ++i) common = rules::min(common, visible[r + i]);
-          value_block<nr(), nc()>(s.scores + r * l.scores_ld, l.scores_ld, s.kv + c, l.kv_ld, 0, common, acc + r * ld + c, ld);
+          value_block<nr(), nc()>(s.scores + r * l.scores_ld, l.scores_ld, keys, c, 0, common, acc + r * ld + c, ld);
           for (int32_t i = r; i < r + nr(); ++i) {  // boundary tiles: what some rows of the block see and others don't
             if (visible[i] > common) {
-              value_block<1, nc()>(s.scores + i * l.scores_ld, l.scores_ld, s.kv + c, l.kv_ld, common, visible[i],
-                                   acc + i * ld + c, ld);
+              value_block<1, nc()>(s.scores + i * l.scores_ld, l.scores_ld, keys, c, common, visible[i], acc + i * ld + c, ld);
             }
           }
         });
@@ -315,11 +379,21 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
     node.sum[r] = 0;
     for (int32_t c = 0; c < p.v_dim; c += Vec::width) Vec::zero().store(node.acc + r * l.node.acc_ld + c);
   }
+  KeyRows found, next;
+  find_keys(p, tile.request, {keys.begin, rules::min<int64_t>(keys.begin + kTileKeys, keys.end)}, &next);
   for (int64_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
     const rules::KeyRange part = {begin, rules::min<int64_t>(begin + kTileKeys, keys.end)};
-    load_keys(p, tile.request, part, s.kv, l.kv_ld);
-    const auto count = static_cast<int32_t>(part.end - part.begin);
-    scores_of(s, l, tile.rows, count, p.qk_dim, refined ? kSegment : p.qk_dim);
+    found = next;
+    // The next tile comes to the cache meanwhile; behind the last one, the first of the chunk that mostly follows.
+    find_keys(p, tile.request, {part.end, rules::min<int64_t>(part.end + kTileKeys, tile.keys)}, &next);
+    const int32_t count = found.count;
+    if (!loads_cached(p)) {
+      for (int32_t k = 0; k < count; ++k) load_row(p.kv_dtype, found.row[k], 0, p.qk_dim, s.kv + k * l.kv_ld);
+    }
+    with_keys(p, s, l, found, [&](const auto &rows) {
+      scores_of(s, l, tile.rows, rows, count, p.qk_dim, refined ? kSegment : p.qk_dim,
+                [&](int32_t k, int32_t n) { prefetch_keys(p, next, k, k + n); });
+    });
     float kv_norms[kTileKeys], low[kTileKeys];
     for (int32_t k = 0; refined && k < count; ++k) kv_norms[k] = norm(s.kv + k * l.kv_ld, p.qk_dim);
     int32_t visible[kTileRows];
@@ -333,7 +407,7 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
       softmax_row(scores, two_parts ? low : nullptr, visible[r], node.max + r, node.sum + r, node.acc + r * l.node.acc_ld,
                   p.v_dim);
     }
-    add_values(s, l, tile.rows, visible, p.v_dim, node.acc);
+    with_keys(p, s, l, found, [&](const auto &rows) { add_values(s, l, tile.rows, rows, visible, p.v_dim, node.acc); });
   }
 }
 

@@ -10,6 +10,7 @@ struct Vec {
   static constexpr int width = 8;
   // Register blocks of kernel.h: accumulators, operands and one more are 16 registers.
   static constexpr int score_rows = 2, score_keys = 6, value_rows = 6, value_vectors = 2;
+  static constexpr bool converts_as_it_loads = false;  // two rows a block: conversions would cost as much as products
   __m256 v;
 
   static Vec zero() { return {_mm256_setzero_ps()}; }
@@ -79,7 +80,7 @@ inline float sum(Vec a) { return _mm_cvtss_f32(four_sums(a.v, a.v, a.v, a.v)); }
 inline float largest(Vec a) { return largest_lane(a.v); }
 template <int n>
 inline void sums(const Vec (&a)[n], float *out) {
-  store_sums<n>([&](int i) { return a[i].v; }, out);
+  store_sums<n>([&](int i, int j, int k, int l) { return four_sums(a[i].v, a[j].v, a[k].v, a[l].v); }, out);
 }
 
 }  // namespace

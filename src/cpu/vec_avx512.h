@@ -10,7 +10,8 @@ namespace {
 struct Vec {
   static constexpr int width = 16;
   // Register blocks of kernel.h: accumulators, operands and one more are 32 registers.
-  static constexpr int score_rows = 4, score_keys = 6, value_rows = 6, value_vectors = 4;
+  static constexpr int score_rows = 6, score_keys = 4, value_rows = 6, value_vectors = 4;
+  static constexpr bool converts_as_it_loads = true;  // two instructions for four or six products
   __m512 v;
 
   static Vec zero() { return {_mm512_setzero_ps()}; }
@@ -83,13 +84,21 @@ inline Vec zero_below(Vec x, Vec a, float limit) {
 inline Vec fill_from(Vec a, int count, float x) {
   return {_mm512_mask_mov_ps(_mm512_set1_ps(x), static_cast<__mmask16>((1u << count) - 1), a.v)};
 }
-// The halves added, then as in vec_avx2.h.
+// The halves added, then as in vec_avx2.h. (sums() has an order of its own.)
 inline __m256 halves(Vec a) { return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)); }
 inline float sum(Vec a) { return _mm_cvtss_f32(four_sums(halves(a), halves(a), halves(a), halves(a))); }
 inline float largest(Vec a) { return largest_lane(_mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1))); }
+// Pairs of lanes, then of pairs, within each quarter, then the quarters: a few shuffles for four sums.
+inline __m512 pairs(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); }
+inline __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512d ab = _mm512_castps_pd(pairs(a, b)), cd = _mm512_castps_pd(pairs(c, d));
+  const __m512 t = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  const __m256 u = _mm256_add_ps(_mm512_castps512_ps256(t), _mm512_extractf32x8_ps(t, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(u), _mm256_extractf128_ps(u, 1));
+}
 template <int n>
 inline void sums(const Vec (&a)[n], float *out) {
-  store_sums<n>([&](int i) { return halves(a[i]); }, out);
+  store_sums<n>([&](int i, int j, int k, int l) { return four_sums(a[i].v, a[j].v, a[k].v, a[l].v); }, out);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ namespace {
 struct Vec {
   static constexpr int width = 8;
   static constexpr int score_rows = 2, score_keys = 6, value_rows = 6, value_vectors = 2;  // register blocks of kernel.h
+  static constexpr bool converts_as_it_loads = false;
   float v[width];
 
   static Vec zero() { return broadcast(0.0f); }

@@ -14,16 +14,15 @@ inline __m128 four_sums(__m256 a, __m256 b, __m256 c, __m256 d) {
   return _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
 }
 
-// The sums of n vectors; lanes(i): the eight lanes of vector i.
-template <int n, class Lanes>
-inline void store_sums(Lanes lanes, float *out) {
+// The sums of n vectors; four(i, j, k, l): those of four of them.
+template <int n, class Four>
+inline void store_sums(Four four, float *out) {
   for (int i = 0; i < n; i += 4) {
     const int last = n - 1;  // a short group repeats its last member
-    const __m128 s =
-        four_sums(lanes(i), lanes(i + 1 < n ? i + 1 : last), lanes(i + 2 < n ? i + 2 : last), lanes(i + 3 < n ? i + 3 : last));
-    alignas(16) float four[4];
-    _mm_store_ps(four, s);
-    for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = four[j];
+    const __m128 s = four(i, i + 1 < n ? i + 1 : last, i + 2 < n ? i + 2 : last, i + 3 < n ? i + 3 : last);
+    alignas(16) float sums[4];
+    _mm_store_ps(sums, s);
+    for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = sums[j];
   }
 }
 
