@@ -110,6 +110,13 @@ inline void with_constant(int n, F f) {
   f(std::integral_constant<int, limit>());
 }
 
+// f(integral constant i) for i in 0 ... n-1: accumulators that only constants index stay in registers.
+template <int n, class F>
+inline void each(F f) {
+  if constexpr (n > 1) each<n - 1>(f);
+  if constexpr (n > 0) f(std::integral_constant<int, n - 1>());
+}
+
 // The rows of a key tile, as the products load them.
 struct ConvertedKeys {
   const float *kv;
@@ -127,36 +134,31 @@ template <int R, int K, class Keys>
 inline void score_block(const float *q, int32_t q_ld, const Keys &keys, int32_t first, int32_t begin, int32_t end, bool add,
                         float *scores, int32_t scores_ld) {
   Vec c[R][K];
-  for (auto &row : c) {
-    for (Vec &x : row) x = Vec::zero();
-  }
+  each<R>([&](auto r) { each<K>([&](auto k) { c[r][k] = Vec::zero(); }); });
   for (int32_t d = begin; d < end; d += Vec::width) {
     if constexpr (R <= K) {  // the fewer operands stay in registers
       Vec a[R];
-      for (int r = 0; r < R; ++r) a[r] = Vec::load(q + r * q_ld + d);
-      for (int k = 0; k < K; ++k) {
+      each<R>([&](auto r) { a[r] = Vec::load(q + r * q_ld + d); });
+      each<K>([&](auto k) {
         const Vec b = in_register(keys.at(first + k, d));
-        for (int r = 0; r < R; ++r) c[r][k] = fma(a[r], b, c[r][k]);
-      }
+        each<R>([&](auto r) { c[r][k] = fma(a[r], b, c[r][k]); });
+      });
     } else {
       Vec b[K];
-      for (int k = 0; k < K; ++k) b[k] = in_register(keys.at(first + k, d));
-      for (int r = 0; r < R; ++r) {
+      each<K>([&](auto k) { b[k] = in_register(keys.at(first + k, d)); });
+      each<R>([&](auto r) {
         const Vec a = in_register(Vec::load(q + r * q_ld + d));
-        for (int k = 0; k < K; ++k) c[r][k] = fma(a, b[k], c[r][k]);
-      }
+        each<K>([&](auto k) { c[r][k] = fma(a, b[k], c[r][k]); });
+      });
     }
   }
-  for (int r = 0; r < R; ++r) {
+  each<R>([&](auto r) {
     float *const to = scores + r * scores_ld;
-    if (!add) {
-      sums(c[r], to);
-      continue;
-    }
+    if (!add) return sums(c[r], to);
     float part[K];
     sums(c[r], part);
     for (int k = 0; k < K; ++k) to[k] += part[k];
-  }
+  });
 }
 
 // acc[r][0 ... C vectors) += sum over keys [begin, end) of weights[r][k] * key k, lanes along its columns from `column` on.
@@ -164,20 +166,16 @@ template <int R, int C, class Keys>
 inline void value_block(const float *weights, int32_t weights_ld, const Keys &keys, int32_t column, int32_t begin, int32_t end,
                         float *acc, int32_t acc_ld) {
   Vec c[R][C];
-  for (int r = 0; r < R; ++r) {
-    for (int j = 0; j < C; ++j) c[r][j] = Vec::load(acc + r * acc_ld + j * Vec::width);
-  }
+  each<R>([&](auto r) { each<C>([&](auto j) { c[r][j] = Vec::load(acc + r * acc_ld + j * Vec::width); }); });
   for (int32_t k = begin; k < end; ++k) {
     Vec b[C];
-    for (int j = 0; j < C; ++j) b[j] = keys.at(k, column + j * Vec::width);
-    for (int r = 0; r < R; ++r) {
+    each<C>([&](auto j) { b[j] = keys.at(k, column + j * Vec::width); });
+    each<R>([&](auto r) {
       const Vec a = Vec::broadcast(weights[r * weights_ld + k]);
-      for (int j = 0; j < C; ++j) c[r][j] = fma(a, b[j], c[r][j]);
-    }
+      each<C>([&](auto j) { c[r][j] = fma(a, b[j], c[r][j]); });
+    });
   }
-  for (int r = 0; r < R; ++r) {
-    for (int j = 0; j < C; ++j) c[r][j].store(acc + r * acc_ld + j * Vec::width);
-  }
+  each<R>([&](auto r) { each<C>([&](auto j) { c[r][j].store(acc + r * acc_ld + j * Vec::width); }); });
 }
 
 // ---- One key tile -----------------------------------------------------------------------------------------------------

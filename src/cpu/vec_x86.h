@@ -15,15 +15,18 @@ inline __m128 four_sums(__m256 a, __m256 b, __m256 c, __m256 d) {
 }
 
 // The sums of n vectors; four(i, j, k, l): those of four of them.
-template <int n, class Four>
+template <int n, int i = 0, class Four>
 inline void store_sums(Four four, float *out) {
-  for (int i = 0; i < n; i += 4) {
-    const int last = n - 1;  // a short group repeats its last member
-    const __m128 s = four(i, i + 1 < n ? i + 1 : last, i + 2 < n ? i + 2 : last, i + 3 < n ? i + 3 : last);
+  constexpr int last = n - 1;  // a short group repeats its last member
+  const __m128 s = four(i, i + 1 < n ? i + 1 : last, i + 2 < n ? i + 2 : last, i + 3 < n ? i + 3 : last);
+  if constexpr (i + 4 <= n) {
+    _mm_storeu_ps(out + i, s);
+  } else {
     alignas(16) float sums[4];
     _mm_store_ps(sums, s);
-    for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = sums[j];
+    for (int j = 0; i + j < n; ++j) out[i + j] = sums[j];
   }
+  if constexpr (i + 4 < n) store_sums<n, i + 4>(four, out);
 }
 
 inline float largest_lane(__m256 a) {
