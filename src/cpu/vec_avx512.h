@@ -10,7 +10,7 @@ namespace {
 struct Vec {
   static constexpr int width = 16;
   // Register blocks of kernel.h: accumulators, operands and one more are 32 registers.
-  static constexpr int score_rows = 6, score_keys = 4, value_rows = 6, value_vectors = 4;
+  static constexpr int score_rows = 4, score_keys = 6, value_rows = 6, value_vectors = 4;
   static constexpr bool converts_as_it_loads = true;  // two instructions for four or six products
   __m512 v;
 
