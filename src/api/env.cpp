@@ -16,7 +16,8 @@ const std::vector<EnvVariable> &environment() {
   static const std::vector<EnvVariable> variables = [] {
     std::vector<EnvVariable> v = {
         {"MLAVERIFY_BACKEND", "backend of calls that ask for none: cuda, cpu or reference", ""},
-        {"MLAVERIFY_CPU_ISA", "instruction set of the cpu backend: avx512, avx2 or scalar (default: the best one here)", ""},
+        {"MLAVERIFY_CPU_ISA",
+         "instruction set of the cpu backend: avx512_bf16, avx512, avx2 or scalar (default: the best one here)", ""},
     };
     for (EnvVariable &e : v) e.value = read(e.name);
     return v;

@@ -28,9 +28,11 @@ std::vector<IsaChoice> isa_choices() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  list.push_back({"avx512_bf16", &cpu::isa_avx512_bf16(), avx512 && __builtin_cpu_supports("avx512bf16")});
   list.push_back({"avx512", &cpu::isa_avx512(), avx512});
   list.push_back({"avx2", &cpu::isa_avx2(), avx2});
 #else
+  list.push_back({"avx512_bf16", nullptr, false});
   list.push_back({"avx512", nullptr, false});
   list.push_back({"avx2", nullptr, false});
 #endif

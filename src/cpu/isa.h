@@ -25,7 +25,7 @@ struct Node {
 
 // Converted tiles of one thread, laid out by rules::CpuThreadLayout.
 struct Scratch {
-  float *q;        // [rows, q_ld]
+  float *q;        // [rows, q_ld]; or bf16, a row in the first half of each
   float *q_norms;  // [rows]; f32 queries only
   float *kv;       // [block_n, kv_ld]
   float *scores;   // [rows, scores_ld]
@@ -48,6 +48,7 @@ const Isa &isa_scalar();
 #if defined(MLAVERIFY_X86)
 const Isa &isa_avx2();
 const Isa &isa_avx512();
+const Isa &isa_avx512_bf16();
 #endif
 
 }  // namespace mlaverify::cpu

@@ -5,6 +5,7 @@
 //   for each tile of up to 64 keys that some row sees
 //     convert its cached rows to f32 once                  kv     [keys, Lk]   (L2)
 //       or, where that is cheap beside the products, as they are loaded for these: the same bits
+//       or not at all, where products take pairs of bf16 numbers (multiplies_bf16)
 //     scores = q kv^T, rows x keys in registers            scores [rows, keys] (L1)
 //     f32 queries: scores too large for f32 again in f64
 //     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
@@ -16,6 +17,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "cpu/isa.h"
@@ -117,37 +119,91 @@ inline void each(F f) {
   if constexpr (n > 0) f(std::integral_constant<int, n - 1>());
 }
 
+// What products multiply (`Operand`), where they take it from, and how many columns of a score (`columns`) and how many keys of an
+// output (`keys`) one of them sums.
+
+struct FloatProducts {
+  using Operand = Vec;
+  static constexpr int32_t columns = Vec::width, keys = 1;
+  static Operand query(const float *q, int32_t column) { return Vec::load(q + column); }
+  template <int C, class Keys>
+  static void values(const Keys &keys, int32_t k, int32_t /*end*/, int32_t column, Operand (&b)[C]) {
+    each<C>([&](auto j) { b[j] = keys.at(k, column + j * Vec::width); });
+  }
+  static Operand weight(const float *weights, int32_t k) { return Vec::broadcast(weights[k]); }
+  static void round_weights(float *, int32_t) {}
+};
+
+// Of pairs of bf16 numbers, summed in f32. Rows of queries and of weights, half as long, lie in the places of those in f32.
+template <class V>
+struct Bf16Products {
+  using Operand = typename V::Bf16Pairs;
+  static constexpr int32_t columns = 2 * V::width, keys = 2;
+  static Operand query(const float *q, int32_t column) { return Operand::load(reinterpret_cast<const uint16_t *>(q) + column); }
+  // A key without a partner before `end` gets zeros for one: what lies there may be NaN.
+  template <int C, class Keys>
+  static void values(const Keys &keys, int32_t k, int32_t end, int32_t column, Operand (&b)[C]) {
+    each<(C + 1) / 2>([&](auto i) {
+      constexpr int j = 2 * i();
+      const Operand x = keys.at(k, column + j * V::width);
+      const Operand y = k + 1 < end ? keys.at(k + 1, column + j * V::width) : Operand::zero();
+      b[j] = first_pairs(x, y);
+      if constexpr (j + 1 < C) b[j + 1] = last_pairs(x, y);
+    });
+  }
+  static Operand weight(const float *weights, int32_t k) {
+    return Operand::broadcast(reinterpret_cast<const uint16_t *>(weights) + k);
+  }
+  static void round_weights(float *weights, int32_t n) {
+    for (int32_t i = 0; i < n; i += columns) {
+      Operand::round(V::load(weights + i), V::load(weights + i + V::width)).store(reinterpret_cast<uint16_t *>(weights) + i);
+    }
+  }
+};
+
 // The rows of a key tile, as the products load them.
 struct ConvertedKeys {
+  using Products = FloatProducts;
   const float *kv;
   int32_t ld;
   Vec at(int32_t key, int32_t column) const { return Vec::load(kv + key * ld + column); }
 };
 template <class T, Vec (*load)(const T *)>
 struct CachedKeys {
+  using Products = FloatProducts;
   const char *const *row;
   Vec at(int32_t key, int32_t column) const { return load(reinterpret_cast<const T *>(row[key]) + column); }
+};
+template <class V>
+struct Bf16Keys {
+  using Products = Bf16Products<V>;
+  const char *const *row;
+  typename V::Bf16Pairs at(int32_t key, int32_t column) const {
+    return V::Bf16Pairs::load(reinterpret_cast<const uint16_t *>(row[key]) + column);
+  }
 };
 
 // scores[r][k] = q[r] . key k of K from `first` on, or with `add` += that, for R rows, lanes along columns [begin, end) of the width.
 template <int R, int K, class Keys>
 inline void score_block(const float *q, int32_t q_ld, const Keys &keys, int32_t first, int32_t begin, int32_t end, bool add,
                         float *scores, int32_t scores_ld) {
+  using Products = typename Keys::Products;
+  using Operand = typename Products::Operand;
   Vec c[R][K];
   each<R>([&](auto r) { each<K>([&](auto k) { c[r][k] = Vec::zero(); }); });
-  for (int32_t d = begin; d < end; d += Vec::width) {
+  for (int32_t d = begin; d < end; d += Products::columns) {
     if constexpr (R <= K) {  // the fewer operands stay in registers
-      Vec a[R];
-      each<R>([&](auto r) { a[r] = Vec::load(q + r * q_ld + d); });
+      Operand a[R];
+      each<R>([&](auto r) { a[r] = Products::query(q + r * q_ld, d); });
       each<K>([&](auto k) {
-        const Vec b = in_register(keys.at(first + k, d));
+        const Operand b = in_register(keys.at(first + k, d));
         each<R>([&](auto r) { c[r][k] = fma(a[r], b, c[r][k]); });
       });
     } else {
-      Vec b[K];
+      Operand b[K];
       each<K>([&](auto k) { b[k] = in_register(keys.at(first + k, d)); });
       each<R>([&](auto r) {
-        const Vec a = in_register(Vec::load(q + r * q_ld + d));
+        const Operand a = in_register(Products::query(q + r * q_ld, d));
         each<K>([&](auto k) { c[r][k] = fma(a, b[k], c[r][k]); });
       });
     }
@@ -161,17 +217,20 @@ inline void score_block(const float *q, int32_t q_ld, const Keys &keys, int32_t 
   });
 }
 
-// acc[r][0 ... C vectors) += sum over keys [begin, end) of weights[r][k] * key k, lanes along its columns from `column` on.
+// acc[r][0 ... C vectors) += sum over keys [begin, end) of weights[r][k] * key k, lanes along its columns from `column` on. `begin` is a
+// multiple of the keys that one product sums.
 template <int R, int C, class Keys>
 inline void value_block(const float *weights, int32_t weights_ld, const Keys &keys, int32_t column, int32_t begin, int32_t end,
                         float *acc, int32_t acc_ld) {
+  using Products = typename Keys::Products;
+  using Operand = typename Products::Operand;
   Vec c[R][C];
   each<R>([&](auto r) { each<C>([&](auto j) { c[r][j] = Vec::load(acc + r * acc_ld + j * Vec::width); }); });
-  for (int32_t k = begin; k < end; ++k) {
-    Vec b[C];
-    each<C>([&](auto j) { b[j] = keys.at(k, column + j * Vec::width); });
+  for (int32_t k = begin; k < end; k += Products::keys) {
+    Operand b[C];
+    Products::values(keys, k, end, column, b);
     each<R>([&](auto r) {
-      const Vec a = Vec::broadcast(weights[r * weights_ld + k]);
+      const Operand a = Products::weight(weights + r * weights_ld, k);
       each<C>([&](auto j) { c[r][j] = fma(a, b[j], c[r][j]); });
     });
   }
@@ -216,9 +275,18 @@ inline bool loads_cached(const Problem &p) {
          p.v_dim % Vec::width == 0;
 }
 
+// Whether products take pairs of bf16 numbers as they are.
+inline bool multiplies_bf16(const Problem &p) {
+  return Vec::multiplies_bf16 && p.q_dtype == DType::bf16 && p.kv_dtype == DType::bf16 && p.qk_dim % (2 * Vec::width) == 0 &&
+         p.v_dim % (2 * Vec::width) == 0;
+}
+
 // Calls f(the keys of a tile as the products load them).
 template <class F>
 inline void with_keys(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, const KeyRows &keys, F f) {
+  if constexpr (Vec::multiplies_bf16) {
+    if (multiplies_bf16(p)) return f(Bf16Keys<Vec>{keys.row});
+  }
   if constexpr (Vec::converts_as_it_loads) {
     if (loads_cached(p)) {
       if (p.kv_dtype == DType::bf16) return f(CachedKeys<uint16_t, Vec::load_bf16>{keys.row});
@@ -331,13 +399,20 @@ template <class Keys>
 inline void add_values(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const Keys &keys,
                        const int32_t *visible, int32_t v_dim, float *acc) {
   constexpr int R = Vec::value_rows, C = Vec::value_vectors;
+  using Products = typename Keys::Products;
   const int32_t ld = l.node.acc_ld;
+  for (int32_t r = 0; r < rows; ++r) Products::round_weights(s.scores + r * l.scores_ld, visible[r]);
   for (int32_t c = 0; c < v_dim; c += C * Vec::width) {
     with_constant<C>(rules::min(C, rules::ceil_div(v_dim - c, Vec::width)), [&](auto nc) {
       for (int32_t r = 0; r < rows; r += R) {
         with_constant<R>(rules::min(R, rows - r), [&](auto nr) {
           int32_t common = visible[r];
-          for (int i = 1; i < nr(); ++i) common = rules::min(common, visible[r + i]);
+          int32_t most = common;
+          for (int i = 1; i < nr(); ++i) {
+            common = rules::min(common, visible[r + i]);
+            most = rules::max(most, visible[r + i]);
+          }
+          if (common < most) common -= common % Products::keys;
           value_block<nr(), nc()>(s.scores + r * l.scores_ld, l.scores_ld, keys, c, 0, common, acc + r * ld + c, ld);
           for (int32_t i = r; i < r + nr(); ++i) {  // boundary tiles: what some rows of the block see and others don't
             if (visible[i] > common) {
@@ -361,6 +436,10 @@ inline float cache_scale(const Problem &p) { return p.k_scale != nullptr ? *p.k_
 void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, const Scratch &s) {
   for (int32_t r = 0; r < tile.rows; ++r) {
     const int64_t at = rules::q_offset(p, tile.request, rules::unpack_row(tile.first_row + r, p.num_heads));
+    if (multiplies_bf16(p)) {
+      std::memcpy(s.q + r * l.q_ld, static_cast<const uint16_t *>(p.q) + at, sizeof(uint16_t) * static_cast<size_t>(p.qk_dim));
+      continue;
+    }
     load_row(p.q_dtype, p.q, at, p.qk_dim, s.q + r * l.q_ld);
     if (p.q_dtype == DType::f32) s.q_norms[r] = norm(s.q + r * l.q_ld, p.qk_dim);
   }

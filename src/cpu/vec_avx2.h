@@ -11,6 +11,7 @@ struct Vec {
   // Register blocks of kernel.h: accumulators, operands and one more are 16 registers.
   static constexpr int score_rows = 2, score_keys = 6, value_rows = 6, value_vectors = 2;
   static constexpr bool converts_as_it_loads = false;  // two rows a block: conversions would cost as much as products
+  static constexpr bool multiplies_bf16 = false;
   __m256 v;
 
   static Vec zero() { return {_mm256_setzero_ps()}; }

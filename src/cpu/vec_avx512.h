@@ -1,6 +1,9 @@
 // Sixteen float lanes of AVX-512 (F, BW, DQ, VL). Same interface as vec_scalar.h; loads and stores of the first `n` lanes beside it, since
-// rows are multiples of 8. Lanes that are not loaded are 0.
+// rows are multiples of 8. Lanes that are not loaded are 0. With AVX512-BF16, products of pairs
+// of bf16 numbers as well.
 #pragma once
+
+#include <cstring>
 
 #include "cpu/vec_x86.h"
 
@@ -13,6 +16,25 @@ struct Vec {
   static constexpr int score_rows = 4, score_keys = 6, value_rows = 6, value_vectors = 4;
   static constexpr bool converts_as_it_loads = true;  // two instructions for four or six products
   __m512 v;
+
+#if defined(__AVX512BF16__)
+  static constexpr bool multiplies_bf16 = true;
+  struct Bf16Pairs {
+    __m512i v;
+    static Bf16Pairs zero() { return {_mm512_setzero_si512()}; }
+    static Bf16Pairs load(const uint16_t *p) { return {_mm512_loadu_si512(p)}; }
+    static Bf16Pairs broadcast(const uint16_t *pair) {
+      int32_t x;
+      std::memcpy(&x, pair, sizeof x);
+      return {_mm512_set1_epi32(x)};
+    }
+    // 32 numbers rounded to nearest, ties to even.
+    static Bf16Pairs round(Vec low, Vec high) { return {reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v))}; }
+    void store(uint16_t *p) const { _mm512_storeu_si512(p, v); }
+  };
+#else
+  static constexpr bool multiplies_bf16 = false;
+#endif
 
   static Vec zero() { return {_mm512_setzero_ps()}; }
   static Vec broadcast(float x) { return {_mm512_set1_ps(x)}; }
@@ -69,6 +91,26 @@ inline Vec in_register(Vec x) {
   asm("" : "+v"(x.v));
   return x;
 }
+#if defined(__AVX512BF16__)
+using Bf16Pairs = Vec::Bf16Pairs;
+inline Bf16Pairs in_register(Bf16Pairs x) {
+  asm("" : "+v"(x.v));
+  return x;
+}
+// c + a.first * b.first + a.second * b.second in each lane; denormals are taken for zero, in operands and results.
+inline Vec fma(Bf16Pairs a, Bf16Pairs b, Vec c) {
+  return {_mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
+}
+// For each lane of a result: where its number of x is, and its number of y behind the 32 of x.
+inline __m512i pair_places(int32_t first) {
+  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm512_add_epi32(_mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16)),
+                          _mm512_set1_epi32((32 << 16) + first * 0x10001));
+}
+// Pairs of a number of x and the one in the same place of y: of the first sixteen, of the last sixteen.
+inline Bf16Pairs first_pairs(Bf16Pairs x, Bf16Pairs y) { return {_mm512_permutex2var_epi16(x.v, pair_places(0), y.v)}; }
+inline Bf16Pairs last_pairs(Bf16Pairs x, Bf16Pairs y) { return {_mm512_permutex2var_epi16(x.v, pair_places(16), y.v)}; }
+#endif
 inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }

@@ -1,4 +1,5 @@
-// Eight float lanes in portable C++. kernel.h is compiled over this and over vec_avx2.h and vec_avx512.h.
+// Eight float lanes in portable C++. kernel.h is compiled over this and over vec_avx2.h and vec_avx512.h, over the last with
+// and without bf16 products.
 #pragma once
 
 #include <cmath>
@@ -13,6 +14,7 @@ struct Vec {
   static constexpr int width = 8;
   static constexpr int score_rows = 2, score_keys = 6, value_rows = 6, value_vectors = 2;  // register blocks of kernel.h
   static constexpr bool converts_as_it_loads = false;
+  static constexpr bool multiplies_bf16 = false;
   float v[width];
 
   static Vec zero() { return broadcast(0.0f); }
