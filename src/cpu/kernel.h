@@ -281,11 +281,11 @@ inline bool multiplies_bf16(const Problem &p) {
          p.v_dim % (2 * Vec::width) == 0;
 }
 
-// Calls f(the keys of a tile as the products load them).
-template <class F>
+// Calls f(the keys of a tile as the products load them). (V: not every Vec has the types behind its constants.)
+template <class V = Vec, class F>
 inline void with_keys(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, const KeyRows &keys, F f) {
-  if constexpr (Vec::multiplies_bf16) {
-    if (multiplies_bf16(p)) return f(Bf16Keys<Vec>{keys.row});
+  if constexpr (V::multiplies_bf16) {
+    if (multiplies_bf16(p)) return f(Bf16Keys<V>{keys.row});
   }
   if constexpr (Vec::converts_as_it_loads) {
     if (loads_cached(p)) {
