@@ -62,7 +62,8 @@ class VecTest : public testing::TestWithParam<const VecAccess *> {
     if (GetParam() == &avx2_vec() && !avx2) GTEST_SKIP() << "this processor lacks AVX2, FMA or F16C";
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (GetParam() == &avx512_vec() && !(avx2 && avx512)) GTEST_SKIP() << "this processor lacks AVX-512 F, BW, DQ or VL";
+    if (GetParam() == &avx512_vec() && !(avx2 && avx512))
+      GTEST_SKIP() << "this processor lacks AVX-512 F, BW, DQ or VL, AVX2, FMA or F16C";
 #endif
   }
 };

@@ -17,6 +17,7 @@ struct IsaChoice {
   const char *name;
   const cpu::Isa *isa;  // null: not in this build
   bool runs_here;
+  const char *needs;  // what a processor must have for it
 };
 
 // Best first.
@@ -28,15 +29,16 @@ std::vector<IsaChoice> isa_choices() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  list.push_back({"avx512_bf16", &cpu::isa_avx512_bf16(), avx512 && __builtin_cpu_supports("avx512bf16")});
-  list.push_back({"avx512", &cpu::isa_avx512(), avx512});
-  list.push_back({"avx2", &cpu::isa_avx2(), avx2});
+  list.push_back({"avx512_bf16", &cpu::isa_avx512_bf16(), avx512 && __builtin_cpu_supports("avx512bf16"),
+                  "AVX-512 F, BW, DQ, VL and BF16, AVX2, FMA and F16C"});
+  list.push_back({"avx512", &cpu::isa_avx512(), avx512, "AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C"});
+  list.push_back({"avx2", &cpu::isa_avx2(), avx2, "AVX2, FMA and F16C"});
 #else
-  list.push_back({"avx512_bf16", nullptr, false});
-  list.push_back({"avx512", nullptr, false});
-  list.push_back({"avx2", nullptr, false});
+  list.push_back({"avx512_bf16", nullptr, false, "an x86-64 build"});
+  list.push_back({"avx512", nullptr, false, "an x86-64 build"});
+  list.push_back({"avx2", nullptr, false, "an x86-64 build"});
 #endif
-  list.push_back({"scalar", &cpu::isa_scalar(), true});
+  list.push_back({"scalar", &cpu::isa_scalar(), true, ""});
   return list;
 }
 
@@ -54,7 +56,8 @@ Selection select_isa() {
     if (!c.runs_here)
       return {
           nullptr,
-          {{MLAVERIFY_ERR_UNSUPPORTED, "MLAVERIFY_CPU_ISA asks for " + forced + ", which this processor or build lacks"}, ""}};
+          {{MLAVERIFY_ERR_UNSUPPORTED, "MLAVERIFY_CPU_ISA asks for " + forced + ", which cannot run here: it needs " + c.needs},
+           ""}};
     return {c.isa, {{}, c.name}};
   }
   return {nullptr, {{MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_CPU_ISA: got '" + forced + "', must be one of " + names}, ""}};
