@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <vector>
 
 #include "rules/number.h"
@@ -156,6 +157,42 @@ TEST(MergeTree, InOrderMergingLeavesTheLargestNodesWithinTheBound) {
         at += int64_t{1} << n.level;
       }
       EXPECT_EQ(at, end);
+    }
+  }
+}
+
+// A worker that merges with what is finished on its left keeps the same nodes as the stack; the last chunk of all merges what is left.
+TEST(MergeTree, MergingToTheLeftKeepsTheNodesOfTheStack) {
+  for (int64_t begin = 0; begin <= 40; ++begin) {
+    for (int64_t end = begin + 1; end <= begin + 70; ++end) {
+      for (const bool last : {false, true}) {
+        std::map<int64_t, TreeNode> kept;  // by first chunk
+        Stack stack;
+        for (int64_t c = begin; c < end; ++c) {
+          stack.push({c, 0});
+          TreeNode node = {c, 0};
+          for (;;) {
+            if (last && c + 1 == end) node = pass_through(node, begin);
+            if (!merges_left(node, begin)) break;
+            const TreeNode left = left_sibling(node);
+            ASSERT_EQ(kept.count(left.first), 1u);
+            // What was passed through is smaller than its place in the tree.
+            ASSERT_EQ(kept[left.first].level, left.level);
+            ASSERT_EQ(kept.erase(node.first), node.first == c ? 0u : 1u);
+            kept.erase(left.first);
+            node = parent(left);
+            kept[node.first] = node;
+          }
+          kept[node.first] = node;
+        }
+        if (!last) {
+          ASSERT_EQ(kept.size(), stack.nodes.size());
+          for (const TreeNode &n : stack.nodes) EXPECT_EQ(kept.at(n.first).level, n.level);
+        } else if (begin == 0) {
+          ASSERT_EQ(kept.size(), 1u) << end;
+          EXPECT_EQ(kept.count(0), 1u);
+        }
+      }
     }
   }
 }

@@ -413,7 +413,21 @@ TEST(Schedule, EverySlotOfAPartIsItsOwn) {
     }
     EXPECT_EQ(slots.size(), 2u * 33 * static_cast<std::size_t>(group));
     EXPECT_EQ(*slots.begin(), 0);
-    EXPECT_EQ(*slots.rbegin() + 1, gpu_part_slots(1, 33 * group, 0));
+    EXPECT_EQ(*slots.rbegin() + 1, gpu_part_slots(1, 33 * group, 0, 0));
+  }
+}
+
+TEST(Schedule, EveryChunkOfARowTileHasItsOwnSlot) {
+  for (const int32_t group : {1, 2, 3, 4}) {
+    std::set<int64_t> slots;
+    for (int64_t of_all = 0; of_all < 6; ++of_all) {
+      for (int32_t chunk = 0; chunk < 5; ++chunk) {
+        for (int32_t member = 0; member < group; ++member) slots.insert(chunk_slot(of_all, 5, chunk, group, member));
+      }
+    }
+    EXPECT_EQ(slots.size(), 6u * 5 * static_cast<std::size_t>(group));
+    EXPECT_EQ(*slots.begin(), 0);
+    EXPECT_EQ(*slots.rbegin() + 1, gpu_part_slots(6 * group, 33, 0, 5));
   }
 }
 
@@ -427,6 +441,27 @@ TEST(Schedule, BoxesCoverATileAndStayInAPage) {
   }
   for (const int32_t page : {8, 16, 32, 64, 128, 192, 256}) EXPECT_GT(box_keys(page, 64), 0) << page;
   for (const int32_t page : {1, 2, 4, 24, 48, 63, 65, 96, 100}) EXPECT_EQ(box_keys(page, 64), 0) << page;
+}
+
+TEST(Workspace, EveryNumberOfAPartHasItsOwnPlace) {
+  for (const int32_t rows : {8, 16, 64}) {
+    for (const int32_t width : {8, 24, 256, 512}) {
+      const GpuPartLayout l = gpu_part_layout(rows, width);
+      std::set<int64_t> places;
+      for (int32_t r = 0; r < rows; ++r) {
+        places.insert({l.max + r, l.sum + r});
+        for (int32_t c = 0; c < width; ++c) {
+          places.insert(acc_offset(l, r, c));
+          // Lane r % 8 * 4 + q of a warp has fragments of columns 2 q, 2 q + 1 and, of the next one, the same: its four lie together.
+          const int32_t lane = r % 8 * 4 + c % 8 / 2;
+          EXPECT_EQ(acc_offset(l, r, c), acc_block(l, r, c) + 4 * lane + c % 16 / 8 * 2 + c % 2);
+        }
+      }
+      EXPECT_EQ(places.size(), static_cast<std::size_t>(rows * (width + 2)));
+      EXPECT_LT(*places.rbegin(), l.size);
+      EXPECT_EQ(l.size % 32, 0);
+    }
+  }
 }
 
 TEST(Workspace, NothingToDoNeedsNone) {

@@ -6,7 +6,10 @@
 // A unit is kCombineColumns columns of a row. With few parts a warp takes a unit at a time; with many, a block, and each of its warps a slice
 // of the parts.
 //
-// Part i belongs to slice i % kCombineSlices. A slice is the sum over its parts, in order, the result the sum over slices, in order,
+// Batch-invariant mode: parts are chunks, merged along the tree of rules/merge.h as the verify kernels do it; chunks that these have merged
+// already weigh nothing, and pass the others through.
+//
+// Else part i belongs to slice i % kCombineSlices. A slice is the sum over its parts, in order, the result the sum over slices, in order,
 // whoever computes it. A part that weighs nothing changes no bit, so empty pieces behind the end of a
 // request don't, however many there are; and repeated runs give the same bits.
 #pragma once
@@ -16,10 +19,10 @@
 
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/part.cuh"
 #include "cuda/result.cuh"
 #include "cuda/schedule.cuh"
 #include "rules/number.h"
-#include "rules/workspace.h"
 
 namespace mlaverify::cuda {
 
@@ -52,10 +55,17 @@ __device__ __forceinline__ bool find_job(const Launch &l, int32_t tile_rows, Com
     job->request = cut.request;
     tiles = l.row_group;
     row_tile = cut.row_tile * tiles;
-    job->parts = cut.borders + 1;
-    job->first_slot = rules::part_slot(cut.first_border - 1, true, tiles, 0);
-    job->second_slot = rules::part_slot(cut.first_border, false, tiles, 0);
-    job->stride = 2 * static_cast<int64_t>(tiles);
+    if (l.chunks > 0) {
+      job->parts = line_tiles(l, cut.request);
+      job->first_slot = first_chunk_slot(l, cut.request, row_tile);
+      job->second_slot = job->first_slot + tiles;
+      job->stride = tiles;
+    } else {
+      job->parts = cut.borders + 1;
+      job->first_slot = rules::part_slot(cut.first_border - 1, true, tiles, 0);
+      job->second_slot = rules::part_slot(cut.first_border, false, tiles, 0);
+      job->stride = 2 * static_cast<int64_t>(tiles);
+    }
     job->worker += (border - cut.first_border) * job->workers;
     job->workers *= cut.borders;
   }
@@ -71,16 +81,23 @@ __device__ __forceinline__ void store(DType t, void *out, int64_t at, float x) {
   if (t == DType::bf16) static_cast<__nv_bfloat16 *>(out)[at] = __float2bfloat16_rn(x);
 }
 
-// The parts of one row, by a warp: kCombineColumns columns, from `column` on, four a lane. Columns from `end` on are not read.
+// Of kCombineColumns columns that a warp takes: that of number `i` (of four) of lane `lane`.
+__device__ __forceinline__ int32_t column_of(int32_t lane, int32_t i) {
+  return lane / 4 * rules::kAccBlockColumns + lane % 4 * 2 + i / 2 * 8 + i % 2;
+}
+
+// The parts of one row, by a warp: kCombineColumns columns, from `column` on, four a lane.
 class RowParts {
  public:
   __device__ __forceinline__ RowParts(const Launch &l, int32_t tile_rows, const CombineJob &job, int32_t row, int32_t column)
-      : layout_(rules::gpu_part_layout(tile_rows, l.p.v_dim)), count_(job.parts), reads_(column + lane_ * 4 < l.p.v_dim) {
+      : layout_(rules::gpu_part_layout(tile_rows, l.p.v_dim)),
+        count_(job.parts),
+        reads_(column + column_of(lane_, 0) < l.p.v_dim) {
     const int32_t tile = row / tile_rows, r = row - tile * tile_rows;
     first_ = l.parts + (job.first_slot + tile) * layout_.size + r;
     second_ = (job.second_slot - job.first_slot) * layout_.size;
     stride_ = job.stride * layout_.size;
-    values_ = layout_.acc + int64_t{r} * l.p.v_dim - r + column + lane_ * 4;
+    values_ = rules::acc_block(layout_, r, column + column_of(lane_, 0)) + rules::acc_quad(r, lane_ % 4) - r;
   }
 
   // The state of the row, and its columns.
@@ -88,6 +105,27 @@ class RowParts {
     float largest, sum;
     float4 acc;
   };
+
+  // Of parts base ... base + 7, along the tree.
+  __device__ __forceinline__ Sum of_eight(int32_t base) const {
+    float4 x[8];
+#pragma unroll
+    for (int u = 0; u < 8; ++u) x[u] = base + u < count_ && reads_ ? values(base + u) : float4{};
+    rules::SoftmaxState node = lane_ < 8 && base + lane_ < count_ ? state(base + lane_) : kNoKeys;
+#pragma unroll
+    for (int level = 0; level < 3; ++level) {
+      const int distance = 1 << level;
+      const rules::SoftmaxState sibling = {__shfl_xor_sync(~0u, node.max, distance), __shfl_xor_sync(~0u, node.sum, distance)};
+      const rules::MergeStep m = lane_ & distance ? merge_in_log2(sibling, node) : merge_in_log2(node, sibling);
+#pragma unroll
+      for (int u = 0; u < 8; u += 2 * distance) {
+        const rules::MergeStep of = {__shfl_sync(~0u, m.a, u), __shfl_sync(~0u, m.b, u), {}};
+        x[u] = merged(of, x[u], x[u + distance]);
+      }
+      node = m.merged;
+    }
+    return {__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0), x[0]};
+  }
 
   // Of all parts. A merge takes as long as the reads that wait for each other: values are read along with the weights, whether they weigh
   // anything or not.
@@ -203,28 +241,34 @@ class Combine {
 
   __device__ __forceinline__ void run() {
     const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns), units = job_.rows * pieces;
-    if (job_.parts <= kCombinePartsOfAWarp) {
+    if (job_.parts <= (l_.chunks > 0 ? 8 : kCombinePartsOfAWarp)) {
 #pragma unroll 1
       for (int32_t unit = job_.worker * kSlices + warp_; unit < units; unit += job_.workers * kSlices)
         few(unit / pieces, unit % pieces * kColumns);
     } else {
 #pragma unroll 1
-      for (int32_t unit = job_.worker; unit < units; unit += job_.workers) many(unit / pieces, unit % pieces * kColumns);
+      for (int32_t unit = job_.worker; unit < units; unit += job_.workers) {
+        if (l_.chunks > 0) {
+          many_chunks(unit / pieces, unit % pieces * kColumns);
+        } else {
+          many(unit / pieces, unit % pieces * kColumns);
+        }
+      }
     }
   }
 
  private:
   __device__ __forceinline__ void few(int32_t row, int32_t column) {
-    const RowParts::Sum s = RowParts(l_, tile_rows_, job_, row, column).of_all();
+    const RowParts parts(l_, tile_rows_, job_, row, column);
+    const RowParts::Sum s = l_.chunks > 0 ? parts.of_eight(0) : parts.of_all();
     const RowResult to = result(row, s.largest, s.sum);
-    const int32_t c = column + lane_ * 4;
-    if (c < p_.v_dim) {
-      store(p_.q_dtype, p_.out, to.out + c, s.acc.x * to.scale);
-      store(p_.q_dtype, p_.out, to.out + c + 1, s.acc.y * to.scale);
-      store(p_.q_dtype, p_.out, to.out + c + 2, s.acc.z * to.scale);
-      store(p_.q_dtype, p_.out, to.out + c + 3, s.acc.w * to.scale);
+    const float x[4] = {s.acc.x, s.acc.y, s.acc.z, s.acc.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t c = column + column_of(lane_, i);
+      if (c < p_.v_dim) store(p_.q_dtype, p_.out, to.out + c, scaled(x[i], s.sum, to.scale));
     }
-    if (c == 0) p_.lse[to.lse] = to.log_sum;
+    if (column + lane_ == 0) p_.lse[to.lse] = to.log_sum;
   }
 
   __device__ __forceinline__ void many(int32_t row, int32_t column) {
@@ -233,20 +277,87 @@ class Combine {
     *reinterpret_cast<float4 *>(&slices[warp_][lane_ * 4]) = slice.acc;
     if (lane_ == 0) sums[warp_] = slice.sum;
     __syncthreads();
-    const auto c = static_cast<int32_t>(threadIdx.x);
-    if (c < kColumns && column + c < p_.v_dim) {
+    if (threadIdx.x < kColumns) {
       float sum = 0.0f, x = 0.0f;
 #pragma unroll
       for (int s = 0; s < kSlices; ++s) {
         sum += sums[s];
-        x += slices[s][c];
+        x += slices[s][threadIdx.x];
       }
-      const RowResult to = result(row, slice.largest, sum);
-      store(p_.q_dtype, p_.out, to.out + column + c, x * to.scale);
-      if (column + c == 0) p_.lse[to.lse] = to.log_sum;
+      write_number(row, column, {slice.largest, sum}, x);
     }
     __syncthreads();
   }
+
+  // Along the tree: a warp takes 8 parts at a time, then each of kColumns threads its column of the 8 nodes; what these give, nodes of 64
+  // parts, waits in shared memory for its sibling, a place for each level.
+  __device__ __forceinline__ void many_chunks(int32_t row, int32_t column) {
+    constexpr int kLevels = 16;
+    static_assert(int64_t{rules::kInvariantKeys} * 64 << kLevels > INT32_MAX, "a level for every length");
+    __shared__ float nodes[kSlices][kColumns], waiting[kLevels][kColumns];
+    __shared__ rules::SoftmaxState states[kSlices], waiting_states[kLevels];
+    const RowParts parts(l_, tile_rows_, job_, row, column);
+    const auto c = static_cast<int32_t>(threadIdx.x);
+    rules::SoftmaxState state = kNoKeys;
+    float x = 0.0f;
+    const int32_t rounds = rules::ceil_div(job_.parts, 8 * kSlices);
+#pragma unroll 1
+    for (int32_t round = 0; round < rounds; ++round) {
+      const RowParts::Sum s = parts.of_eight((round * kSlices + warp_) * 8);
+      *reinterpret_cast<float4 *>(&nodes[warp_][lane_ * 4]) = s.acc;
+      if (lane_ == 0) states[warp_] = {s.largest, s.sum};
+      __syncthreads();
+      if (c < kColumns) {
+        rules::SoftmaxState node[kSlices];
+        float value[kSlices];
+#pragma unroll
+        for (int i = 0; i < kSlices; ++i) {
+          node[i] = states[i];
+          value[i] = nodes[i][c];
+        }
+#pragma unroll
+        for (int distance = 1; distance < kSlices; distance *= 2) {
+#pragma unroll
+          for (int i = 0; i < kSlices; i += 2 * distance) {
+            const rules::MergeStep m = merge_in_log2(node[i], node[i + distance]);
+            value[i] = merged(m, value[i], value[i + distance]);
+            node[i] = m.merged;
+          }
+        }
+        state = node[0];
+        x = value[0];
+      }
+      rules::TreeNode node = {round, 0};
+      for (;;) {
+        if (round + 1 == rounds) node = rules::pass_through(node, 0);
+        if (!rules::merges_left(node, 0)) break;
+        const rules::TreeNode left = rules::left_sibling(node);
+        if (c < kColumns) {
+          const rules::MergeStep m = merge_in_log2(waiting_states[left.level], state);
+          x = merged(m, waiting[left.level][c], x);
+          state = m.merged;
+        }
+        node = rules::parent(left);
+      }
+      __syncthreads();
+      if (c < kColumns) waiting[node.level][c] = x;
+      if (c == 0) waiting_states[node.level] = state;
+    }
+    if (c < kColumns) write_number(row, column, state, x);
+    __syncthreads();
+  }
+
+  // Of the column that thread threadIdx.x < kColumns has.
+  __device__ __forceinline__ void write_number(int32_t row, int32_t column, rules::SoftmaxState s, float x) const {
+    const int32_t c = column + column_of(static_cast<int32_t>(threadIdx.x) / 4, static_cast<int32_t>(threadIdx.x) % 4);
+    if (c >= p_.v_dim) return;
+    const RowResult to = result(row, s.max, s.sum);
+    store(p_.q_dtype, p_.out, to.out + c, scaled(x, s.sum, to.scale));
+    if (c == 0) p_.lse[to.lse] = to.log_sum;
+  }
+
+  // acc that weighs nothing may be anything.
+  static __device__ __forceinline__ float scaled(float x, float sum, float scale) { return (sum == 0.0f ? 0.0f : x) * scale; }
 
   // Where a row's results go, and its own.
   struct RowResult {

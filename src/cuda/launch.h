@@ -14,14 +14,17 @@ struct Launch {
   Problem p;
   int32_t row_tiles;  // of a request
   int32_t row_group;  // row tiles that as many neighbouring blocks take at the same time, over the same keys
+  int32_t row_groups;  // of a request
   int32_t blocks;     // of the verify kernel; a multiple of row_group
   rules::ShareChoice share_choice;
   bool out_16_bytes;  // rows of `out` may be written 16 bytes at a time
-  // 0: balanced shares. Else every request is cut in `splits` pieces, of `split_len` keys each, or by the split rule where that
-  // is 0.
+  // 0: balanced shares. Else every request is cut in `splits` pieces by the split rule.
   int32_t splits;
-  int32_t split_len;
   int32_t split_align, min_split_len;
+  // Balanced shares begin at multiples of 2^cut_log2 keys of a request.
+  int32_t cut_log2;
+  // Batch-invariant mode: these are chunks, of which a request has `chunks` at most. 0: not that mode.
+  int32_t chunks;
   // The cache as a tensor of [pages, keys of a page, Lk] that the copy engine of Hopper reads by boxes of `box_keys` keys x 64 numbers (a
   // CUtensorMap); 0: not to be used, keys are gathered.
   int32_t box_keys;

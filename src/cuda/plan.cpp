@@ -83,9 +83,10 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.p = p;
   l.row_tiles = static_cast<int32_t>(rules::num_row_tiles(rules::request_rows(p, 0), kernel.rows));
   l.row_group = rules::row_group(l.row_tiles);
+  l.row_groups = rules::ceil_div(l.row_tiles, l.row_group);
   l.blocks = std::max(1, target.sms * kernel.blocks_per_sm / l.row_group) * l.row_group;
   const int32_t max_shares = l.blocks / l.row_group;
-  const int64_t jobs = std::max<int64_t>(1, int64_t{p.batch} * rules::ceil_div(l.row_tiles, l.row_group));
+  const int64_t jobs = std::max<int64_t>(1, int64_t{p.batch} * l.row_groups);
   l.share_choice = {max_shares, rules::whole_shares(max_shares, jobs), rules::shares_squared_per_tile(kernel.rows, l.row_group),
                     jobs};
   l.box_keys = kernel.copies_boxes ? rules::box_keys(p.page_size, kernel.keys) : 0;
@@ -93,19 +94,23 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.out_16_bytes = aligned(p.out, 16) && p.out_row_stride % 8 == 0 && p.out_head_stride % 8 == 0;
   l.split_align = config.split_align;
   l.min_split_len = config.min_split_len;
+  l.cut_log2 = __builtin_ctz(static_cast<unsigned>(kernel.keys));
   // More splits than the shortest ones that the block table can hold are empty for every length, and cut nothing differently.
   const auto useful =
       rules::num_chunks(rules::table_keys(p), static_cast<int32_t>(rules::split_len(0, 1, l.min_split_len, l.split_align)));
   l.splits = static_cast<int32_t>(std::min<int64_t>(p.num_kv_splits, std::max<int64_t>(1, useful)));
   if ((p.flags & MLAVERIFY_FLAG_BATCH_INVARIANT) != 0) {
-    l.split_len = rules::kInvariantKeys;
-    l.splits = static_cast<int32_t>(std::max<int64_t>(1, rules::num_chunks(rules::table_keys(p), l.split_len)));
+    l.splits = 0;
+    l.cut_log2 = rules::kInvariantLog2;
+    l.chunks = static_cast<int32_t>(std::max<int64_t>(1, rules::num_chunks(rules::table_keys(p), rules::kInvariantKeys)));
+    l.share_choice.squared_per_tile = max_shares;  // chunks are long: as many shares as there are
   }
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
   set_combine_grid(target, &plan);
   plan.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
   if (plan.row_tiles_of_all > 0) {
-    const int64_t slots = rules::gpu_part_slots(plan.row_tiles_of_all, l.blocks, l.splits);
+    const int64_t places = l.chunks > 0 ? jobs * l.row_group : plan.row_tiles_of_all;
+    const int64_t slots = rules::gpu_part_slots(places, l.blocks, l.splits, l.chunks);
     int64_t bytes = 0;  // shapes of a size query need not fit any memory
     const bool fits = !__builtin_mul_overflow(slots, plan.part.size * 4, &bytes) &&
                       !__builtin_add_overflow(bytes, rules::gpu_cuts_bytes(l.blocks), &bytes);

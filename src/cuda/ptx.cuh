@@ -61,6 +61,22 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32
                : "memory");
 }
 
+// Zeros if not `valid`. Stays between the asm statements around it, so that not more loads wait in registers than stand together.
+__device__ __forceinline__ float4 load_global_16(const float4 *from, bool valid) {
+  float4 x;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+      : "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_global_16(float4 *to, float a, float b, float c, float d) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

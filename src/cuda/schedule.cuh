@@ -15,6 +15,9 @@ struct Item {
   int32_t row_tile;
   int32_t key_begin, key_end;  // nothing to do, but a result to write, where they are equal
   int64_t part;                // slot of the partial result; negative: the whole result, written to out and lse
+  // Batch-invariant mode: the chunk that the item is, of those of the row tile, which this block has from `first_chunk` on.
+  int32_t chunk = 0, first_chunk = 0;
+  bool last_chunk = false;  // of the row tile
 };
 
 // Rows of a request; those of whole tiles fit 31 bits (the backend refuses more).
@@ -35,21 +38,23 @@ __device__ __forceinline__ int rows_of_tile(const Problem &p, int32_t request, i
   return rules::min(rows_of(p, request) - row_tile * kRows, kRows);
 }
 
-// Of a request.
-__device__ __forceinline__ int32_t row_groups(const Launch &l) { return rules::ceil_div(l.row_tiles, l.row_group); }
+// What a request adds to the line for each of its row tiles; chunks that the block table does not hold have no place.
+__device__ __forceinline__ int32_t line_tiles(const Launch &l, int32_t request) {
+  const int32_t tiles = rules::key_tiles(l.p, request, l.cut_log2);
+  return l.chunks > 0 ? rules::min(tiles, l.chunks) : tiles;
+}
 
 // The line of key tiles, measured by a warp: each lane looks at as many neighbouring requests.
-template <int kKeys>
 class Line {
  public:
   __device__ __forceinline__ explicit Line(const Launch &l)
-      : p_(l.p), groups_(row_groups(l)), per_lane_((l.p.batch + 31) / 32) {
+      : l_(l), p_(l.p), groups_(l.row_groups), per_lane_((l.p.batch + 31) / 32) {
     const int32_t first = lane_ * per_lane_, last = rules::min(first + per_lane_, p_.batch);
     int64_t mine = 0;
     int32_t longest = 0;
 #pragma unroll 1
     for (int32_t b = first; b < last; ++b) {
-      const int32_t tiles = rules::key_tiles(p_, b, kKeys);
+      const int32_t tiles = line_tiles(l_, b);
       mine += tiles;
       longest = rules::max(longest, tiles);
     }
@@ -76,7 +81,7 @@ class Line {
 #pragma unroll 1
     for (int32_t first = owner * per_lane_;; first += 32) {
       const int32_t b = first + lane_;
-      const int32_t tiles = b < p_.batch ? rules::key_tiles(p_, b, kKeys) : 0;
+      const int32_t tiles = b < p_.batch ? line_tiles(l_, b) : 0;
       int64_t end = static_cast<int64_t>(tiles) * groups_;
       scan(&end);
       const unsigned beyond = __ballot_sync(~0u, end > at);
@@ -102,6 +107,7 @@ class Line {
     }
   }
 
+  const Launch &l_;
   const Problem &p_;
   const int32_t groups_, per_lane_;
   int64_t end_, total_;  // end_: of this lane's requests
@@ -114,14 +120,21 @@ __device__ __forceinline__ int64_t split_slot(const Launch &l, int32_t request, 
   return (static_cast<int64_t>(request) * l.row_tiles + row_tile) * l.splits + split;
 }
 
+// Slot of chunk 0 of a row tile.
+__device__ __forceinline__ int64_t first_chunk_slot(const Launch &l, int32_t request, int32_t row_tile) {
+  const int32_t group = row_tile / l.row_group;
+  return rules::chunk_slot(int64_t{request} * l.row_groups + group, l.chunks, 0, l.row_group, row_tile - group * l.row_group);
+}
+
 // How far a block is in its items.
 struct ItemCursor {
   rules::TilePosition at;  // of the rest of the share
+  int32_t first;           // key tile of that row tile at which the share began it
   int64_t left;            // tiles of it; from 0 down: minus what turn() has gone through
 };
 
 // The items of a block, in order. Used by whole warps; every thread gets the same items. kPairs: blocks may share copies (Launch::pair).
-template <int kRows, int kKeys, bool kPairs = false>
+template <int kRows, bool kPairs = false>
 class Items {
  public:
   __device__ __forceinline__ explicit Items(const Launch &l) : l_(l), p_(l.p) {}
@@ -130,7 +143,7 @@ class Items {
   __device__ __forceinline__ ItemCursor begin(int writer) const {
     ItemCursor cursor = {};
     if (l_.splits > 0) return cursor;
-    const Line<kKeys> line(l_);
+    const Line line(l_);
     const int32_t shares = rules::num_shares(l_.share_choice, line.total(), line.all_equal());
     const auto share = static_cast<int32_t>(blockIdx.x) / l_.row_group;
     int64_t begin = 0;
@@ -138,11 +151,12 @@ class Items {
       begin = rules::share_begin(line.total(), shares, share);
       cursor.left = rules::share_begin(line.total(), shares, share + 1) - begin;
       if (cursor.left > 0) cursor.at = line.locate(begin);
+      cursor.first = cursor.at.key_tile;
     }
     if (static_cast<int>(threadIdx.x) == writer && blockIdx.x % l_.row_group == 0) {
       rules::CutTile cut = {};
       if (cursor.at.key_tile > 0)
-        cut = rules::cut_tile(line.total(), shares, begin, cursor.at, rules::key_tiles(p_, cursor.at.request, kKeys));
+        cut = rules::cut_tile(line.total(), shares, begin, cursor.at, line_tiles(l_, cursor.at.request));
       l_.cuts[share] = cut;
     }
     return cursor;
@@ -185,8 +199,7 @@ class Items {
     const auto split = static_cast<int32_t>(rules::remainder(pieces, l_.splits));
     const auto request = static_cast<int32_t>(rules::quotient(pieces, l_.splits));
     const rules::KeyRange range =
-        l_.split_len > 0 ? rules::chunk_range(rules::max(p_.seq_lens[request], 0), l_.split_len, split)
-                         : rules::split_range(p_.seq_lens[request], l_.splits, l_.min_split_len, l_.split_align, split);
+        rules::split_range(p_.seq_lens[request], l_.splits, l_.min_split_len, l_.split_align, split);
     const int32_t keys = keys_of(request, row_tile);
     const auto begin = static_cast<int32_t>(rules::min<int64_t>(range.begin, keys));
     const auto end = static_cast<int32_t>(rules::min<int64_t>(range.end, keys));
@@ -198,20 +211,23 @@ class Items {
 #pragma unroll 1
     while (cursor->left > 0) {
       const rules::TilePosition at = cursor->at;
-      const int32_t tiles = rules::key_tiles(p_, at.request, kKeys);
-      cursor->at.key_tile = 0;
-      if (++cursor->at.row_tile == row_groups(l_)) cursor->at = {at.request + 1, 0, 0};
+      const int32_t tiles = line_tiles(l_, at.request), first = cursor->first;
+      const auto n = static_cast<int32_t>(rules::min<int64_t>(l_.chunks > 0 ? 1 : tiles - at.key_tile, cursor->left));
+      cursor->at.key_tile += n;
+      if (cursor->at.key_tile >= tiles) {
+        cursor->at.key_tile = cursor->first = 0;
+        if (++cursor->at.row_tile == l_.row_groups) cursor->at = {at.request + 1, 0, 0};
+      }
       if (at.key_tile >= tiles) continue;
-      const auto n = static_cast<int32_t>(rules::min<int64_t>(tiles - at.key_tile, cursor->left));
       cursor->left -= n;
       const int32_t share = block() / l_.row_group, member = block() - share * l_.row_group;
       const int32_t row_tile = at.row_tile * l_.row_group + member;
       if (row_tile >= row_tiles()) continue;
       const int32_t keys = keys_of(at.request, row_tile);
-      const auto key_begin = static_cast<int32_t>(rules::min<int64_t>(int64_t{at.key_tile} * kKeys, keys));
-      const auto key_end = static_cast<int32_t>(rules::min<int64_t>((int64_t{at.key_tile} + n) * kKeys, keys));
+      const auto key_begin = static_cast<int32_t>(rules::min<int64_t>(int64_t{at.key_tile} << l_.cut_log2, keys));
+      const auto key_end = static_cast<int32_t>(rules::min<int64_t>((int64_t{at.key_tile} + n) << l_.cut_log2, keys));
       const int64_t slot = rules::part_slot(share, at.key_tile == 0, l_.row_group, member);
-      *item = {at.request, row_tile, key_begin, key_end, n == tiles ? -1 : slot};
+      *item = {at.request, row_tile, key_begin, key_end, n == tiles ? -1 : slot, at.key_tile, first, at.key_tile + 1 == tiles};
       return true;
     }
     return false;
@@ -225,7 +241,7 @@ class Items {
     for (int64_t i = turn(cursor); i < row_tiles; i = turn(cursor)) {
       const auto request = static_cast<int32_t>(rules::quotient(i, l_.row_tiles));
       const auto row_tile = static_cast<int32_t>(rules::remainder(i, l_.row_tiles));
-      if (rules::key_tiles(p_, request, kKeys) > 0) continue;
+      if (line_tiles(l_, request) > 0) continue;
       *item = {request, row_tile, 0, 0, -1};
       return true;
     }

@@ -10,6 +10,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/part.cuh"
 #include "cuda/result.cuh"
 #include "cuda/schedule.cuh"
 #include "rules/number.h"
@@ -135,24 +136,54 @@ class GenericBlock {
     }
   }
 
-  __device__ __forceinline__ void finish(const Item &item, int rows, const float (&acc)[C::kRows][C::kColumns]) {
+  // Calls f(row, j, column) for acc[row][j], for what this thread has of the first `rows` rows.
+  template <class F>
+  __device__ __forceinline__ void for_numbers(int rows, F f) const {
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      if (r >= rows) break;
+#pragma unroll
+      for (int j = 0; j < C::kColumns; ++j) {
+        const int c = threadIdx.x + j * C::kThreads;
+        if (c < p_.v_dim) f(r, j, c);
+      }
+    }
+  }
+
+  // Merges what lies in a slot and acc.
+  __device__ __forceinline__ void merge_part(const Part &part, int rows, float (&acc)[C::kRows][C::kColumns]) {
+    for_numbers(rows, [&](int r, int j, int c) {
+      const rules::MergeStep m = merge_in_log2(part.state(r), {max_[r], sum_[r]});
+      acc[r][j] = merged(m, m.a != 0.0f ? *part.number(r, c) : 0.0f, acc[r][j]);
+    });
+    __syncthreads();
+    const int r = threadIdx.x;
+    if (r < rows) {
+      const rules::SoftmaxState s = merge_in_log2(part.state(r), {max_[r], sum_[r]}).merged;
+      max_[r] = s.max;
+      sum_[r] = s.sum;
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ int64_t merge_chunk(const Item &item, int rows, const rules::GpuPartLayout &layout,
+                                                 float (&acc)[C::kRows][C::kColumns]) {
+    return cuda::merge_chunk(
+        l_, item, [&](int64_t slot) { merge_part(Part(l_, layout, slot), rows, acc); },
+        [&](int64_t slot) {
+          if (threadIdx.x < rows) Part(l_, layout, slot).set_state(threadIdx.x, kNoKeys);
+        });
+  }
+
+  __device__ __forceinline__ void finish(const Item &item, int rows, float (&acc)[C::kRows][C::kColumns]) {
     const int32_t first = item.row_tile * C::kRows;
-    if (item.part >= 0) {
-      const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, p_.v_dim);
-      float *to = l_.parts + item.part * part.size;
-      if (threadIdx.x < C::kRows) {
-        to[part.max + threadIdx.x] = max_[threadIdx.x];
-        to[part.sum + threadIdx.x] = sum_[threadIdx.x];
-      }
-#pragma unroll
-      for (int r = 0; r < C::kRows; ++r) {
-        if (r >= rows) break;
-#pragma unroll
-        for (int j = 0; j < C::kColumns; ++j) {
-          const int c = threadIdx.x + j * C::kThreads;
-          if (c < p_.v_dim) to[part.acc + r * p_.v_dim + c] = acc[r][j];
-        }
-      }
+    const rules::GpuPartLayout layout = rules::gpu_part_layout(C::kRows, p_.v_dim);
+    int64_t slot = item.part;
+    if (is_chunk(l_, item)) slot = merge_chunk(item, rows, layout, acc);
+    if (slot >= 0) {
+      const Part part(l_, layout, slot);
+      if (threadIdx.x < rows) part.set_state(threadIdx.x, {max_[threadIdx.x], sum_[threadIdx.x]});
+      for_numbers(rows, [&](int r, int j, int c) { *part.number(r, c) = acc[r][j]; });
       return;
     }
 #pragma unroll
@@ -183,7 +214,7 @@ __global__ void __launch_bounds__(GenericConfig::kThreads) verify_generic_kernel
   ptx::launch_dependents();
   ptx::wait_for_previous_grid();
   GenericBlock block(l, generic_shared);
-  const Items<GenericConfig::kRows, GenericConfig::kKeys> items(l);
+  const Items<GenericConfig::kRows> items(l);
   ItemCursor cursor = items.begin(0);
   for (Item item; items.next(&cursor, &item);) block.run(item);
 }

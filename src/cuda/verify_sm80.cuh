@@ -38,6 +38,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
+#include "cuda/part.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/result.cuh"
 #include "cuda/schedule.cuh"
@@ -81,7 +82,7 @@ class Sm80ScoreWarp {
       pass<true, false>(s, 0);
       for (int t = 0;; ++t) {
         add_halves(s);
-        scale(item.key_begin + t * C::kKeys, s[0]);
+        scale(first_key() + t * C::kKeys, s[0]);
         if (!kInterleave) pass<false, true>(s, t % 2);
         if (t + 1 == tiles) break;
         wait_for_tile();
@@ -91,6 +92,11 @@ class Sm80ScoreWarp {
     }
     if (has_rows()) write_state();
     ptx::barrier_sync(kItem, C::kThreads);
+  }
+
+  // Of the item that was published last. Read again for each tile, it takes no register.
+  __device__ __forceinline__ int32_t first_key() const {
+    return static_cast<const volatile Item *>(shared_items<C>(shared_))[parity_ ^ 1].key_begin;
   }
 
   // Hands an item to the value warps.
@@ -342,8 +348,10 @@ class Sm80ValueWarp {
     }
     if (tiles > 0) ring_.phase ^= 1;  // once around more than tiles
     ptx::barrier_sync(kItem, C::kThreads);
-    if (item.part >= 0) {
-      write_part(item);
+    int64_t slot = item.part;
+    if (is_chunk(l_, item)) slot = merge_chunk(item);
+    if (slot >= 0) {
+      write_part(item, slot);
     } else {
       write_result(item);
     }
@@ -459,28 +467,81 @@ class Sm80ValueWarp {
 
   __device__ __forceinline__ float max_of(int row) const { return reinterpret_cast<float *>(shared_ + C::kOffsetMax)[row]; }
   __device__ __forceinline__ float sum_of(int row) const { return reinterpret_cast<float *>(shared_ + C::kOffsetSum)[row]; }
+  __device__ __forceinline__ void set_state(int row, rules::SoftmaxState s) const {
+    reinterpret_cast<float *>(shared_ + C::kOffsetMax)[row] = s.max;
+    reinterpret_cast<float *>(shared_ + C::kOffsetSum)[row] = s.sum;
+  }
 
-  __device__ __forceinline__ void write_part(const Item &item) {
-    const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, C::kV);
-    float *to = l_.parts + item.part * part.size;
+  static __device__ __forceinline__ rules::GpuPartLayout part_layout() { return rules::gpu_part_layout(C::kRows, C::kV); }
+
+  // Calls f(row) for each row of the tile, shared out over the value warps' threads.
+  template <class F>
+  __device__ __forceinline__ void for_rows(const Item &item, F f) const {
     const int rows = rows_of_tile<C::kRows>(p_, item.request, item.row_tile);
-    for (int r = warp() * 32 + ptx::lane(); r < C::kRows; r += 32 * C::kValueWarps) {
-      to[part.max + r] = max_of(r);
-      to[part.sum + r] = sum_of(r);
-    }
-    if (item.key_begin == item.key_end) return;  // weighs nothing: acc is not looked at
+#pragma unroll 1
+    for (int r = warp() * 32 + ptx::lane(); r < rows; r += 32 * C::kValueWarps) f(r);
+  }
+
+  __device__ __forceinline__ void write_part(const Item &item, int64_t slot) {
+    const Part part(l_, part_layout(), slot);
+    for_rows(item, [&](int r) { part.set_state(r, {max_of(r), sum_of(r)}); });
+    if (!has_acc(l_, item)) return;
+    const int rows = rows_of_tile<C::kRows>(p_, item.request, item.row_tile);
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
       if (m * 16 >= rows) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float *row = to + part.acc + (m * 16 + mma_row(ptx::lane(), 2 * i)) * C::kV + warp() * C::kWarpValues;
+        float4 *to = part.fragments(m * 16 + 8 * i, warp() * C::kWarpValues);
 #pragma unroll
-        for (int j = 0; j < kColumnBlocks; ++j) {
-          *reinterpret_cast<float2 *>(row + j * 8 + mma_col(ptx::lane(), 0)) = {acc_[m][j][2 * i], acc_[m][j][2 * i + 1]};
+        for (int j = 0; j < kColumnBlocks; j += 2) {
+          ptx::store_global_16(to + j / 2 * (rules::kAccBlock / 4), acc_[m][j][2 * i], acc_[m][j][2 * i + 1],
+                               acc_[m][j + 1][2 * i], acc_[m][j + 1][2 * i + 1]);
         }
       }
     }
+  }
+
+  // Merges what lies in a slot and acc. The factors of both lie where those of the tiles did.
+  __device__ __forceinline__ void merge_part(const Item &item, int64_t slot) {
+    const Part part(l_, part_layout(), slot);
+    auto *factors = reinterpret_cast<float *>(shared_ + C::kOffsetFactors);
+    const int rows = rows_of_tile<C::kRows>(p_, item.request, item.row_tile);
+#pragma unroll 1
+    for (int r = warp() * 32 + ptx::lane(); r < C::kRows; r += 32 * C::kValueWarps) {
+      const rules::MergeStep m = merge_in_log2(r < rows ? part.state(r) : kNoKeys, {max_of(r), sum_of(r)});
+      factors[r] = m.a;
+      factors[C::kRows + r] = m.b;
+      set_state(r, m.merged);
+    }
+    ptx::barrier_sync(kValues, 32 * C::kValueWarps);
+#pragma unroll
+    for (int m = 0; m < C::kBlocks; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float *factor = factors + static_cast<int>(ptx::not_hoisted(m * 16 + mma_row(ptx::lane(), 2 * i)));
+        const rules::MergeStep step = {factor[0], factor[C::kRows], {}};
+        const float4 *from = part.fragments(m * 16 + 8 * i, warp() * C::kWarpValues);
+#pragma unroll
+        for (int j = 0; j < kColumnBlocks; j += 2) {
+          const float4 x = ptx::load_global_16(from + j / 2 * (rules::kAccBlock / 4), step.a != 0.0f);
+          acc_[m][j][2 * i] = merged(step, x.x, acc_[m][j][2 * i]);
+          acc_[m][j][2 * i + 1] = merged(step, x.y, acc_[m][j][2 * i + 1]);
+          acc_[m][j + 1][2 * i] = merged(step, x.z, acc_[m][j + 1][2 * i]);
+          acc_[m][j + 1][2 * i + 1] = merged(step, x.w, acc_[m][j + 1][2 * i + 1]);
+        }
+      }
+    }
+    ptx::barrier_sync(kValues, 32 * C::kValueWarps);
+  }
+
+  __device__ __forceinline__ int64_t merge_chunk(const Item &item) {
+    return cuda::merge_chunk(
+        l_, item,
+        [&](int64_t slot) { merge_part(item, slot); },
+        [&](int64_t slot) {
+          for_rows(item, [&](int r) { Part(l_, part_layout(), slot).set_state(r, kNoKeys); });
+        });
   }
 
   __device__ __forceinline__ void write_result(const Item &item) {
@@ -536,7 +597,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm80_kernel(const __gri
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   if (warp < C::kScoreWarps) {
     Sm80ScoreWarp<C> role(l, shared, warp);
-    const Items<C::kRows, C::kKeys> items(l);
+    const Items<C::kRows> items(l);
     // The cursor of each warp lies in shared memory meanwhile, where it takes no registers.
     ItemCursor *kept = reinterpret_cast<ItemCursor *>(shared + C::kOffsetCursors) + warp;
     ItemCursor cursor = items.begin(32);

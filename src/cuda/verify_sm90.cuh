@@ -32,8 +32,9 @@
 //   reference[2]     mbarrier     4 warps: the owner   the references of t written before read. A warp's rows are overwritten by the warp
 //                                                      that reads them, with those of t+1, after that
 //   weights[2]       mbarrier     4 warps: the owner   P(t) written before read; overwritten likewise, as P(t+1), after [1]
-//   both             named, 256   groups 0, 1          results of an item that lie on Q read before the next queries are copied; these
-//                                                      before read; products with Q done, and row sums written, before read
+//   both             named, 256   groups 0, 1          results of an item that lie on Q, and row sums, read before the next queries are copied
+//                                                      and sums written; queries before read; products with Q done, and row sums written, before read; a partial
+//                                                      result that is merged read before it is overwritten
 //   group 0, 1       named, 128   a group              cleared values written before read
 //   cluster          hardware     a pair               barriers set up before the first copy; all copies and arrivals from the other
 //                                                      block over before a block ends
@@ -45,6 +46,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
+#include "cuda/part.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/result.cuh"
 #include "cuda/schedule.cuh"
@@ -81,7 +83,10 @@ class Sm90Products {
   // `item` stays in shared memory, where it takes no registers.
   __device__ __forceinline__ void run(const volatile Item &item) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
-    if (tiles > 0) copy_queries(item);
+    if (tiles > 0) {
+      ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);  // both are done with the item before
+      if (!same_rows(item)) copy_queries(item);
+    }
     float o[128];
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
@@ -90,7 +95,7 @@ class Sm90Products {
     if (tiles > 0) {
       const int keys = item.key_end - item.key_begin;
       set_limits(item);
-      wait_for_queries();
+      if (!same_rows(item)) wait_for_queries();
       // One step more than there are own tiles, where the last tile is the other group's.
 #pragma unroll 1
       for (int t = group_; t <= tiles; t += 2) {
@@ -133,8 +138,10 @@ class Sm90Products {
       }
       add_sums();
     }
-    if (item.part >= 0) {
-      write_part(item, o);
+    int64_t slot = item.part;
+    if (is_chunk(l_, item)) slot = merge_chunk(item, o);
+    if (slot >= 0) {
+      write_part(item, slot, o);
     } else {
       write_result(item, o);
     }
@@ -157,9 +164,11 @@ class Sm90Products {
     }
   }
 
-  // Eight rows a warp, when all warps are done with the item before, whose results may lie there.
+  // As in the item before. (Its results, if they went by way of Q, would be the last of these rows.)
+  __device__ __forceinline__ bool same_rows(const volatile Item &item) const { return item.chunk > item.first_chunk; }
+
+  // Eight rows a warp.
   __device__ __forceinline__ void copy_queries(const volatile Item &item) const {
-    ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
     constexpr int kWarpRows = C::kRows / 8;
     const int first = (group_ * 4 + warp_) * kWarpRows;
     const int32_t row = item.row_tile * C::kRows + first + lane_;
@@ -379,24 +388,63 @@ class Sm90Products {
 
   // ---- Results ----
 
-  // Rows that only fill the tile write nothing: a tile that only completes a pair has no slot of its own.
-  __device__ __forceinline__ void write_part(const volatile Item &item, const float (&o)[128]) const {
-    const rules::GpuPartLayout part = rules::gpu_part_layout(C::kRows, C::kV);
-    const int32_t rows = rows_of(p_, item.request) - item.row_tile * C::kRows;
-    float *to = l_.parts + item.part * part.size;
+  static __device__ __forceinline__ rules::GpuPartLayout part_layout() { return rules::gpu_part_layout(C::kRows, C::kV); }
+
+  // Of the tile's rows. Rows that only fill it have no partial results: a tile that only completes a pair has no slot of its own.
+  __device__ __forceinline__ int32_t used_rows(const volatile Item &item) const {
+    return rows_of(p_, item.request) - item.row_tile * C::kRows;
+  }
+
+  __device__ __forceinline__ void write_state(const volatile Item &item, int64_t slot, bool keys) const {
+    if (group_ != 0 || lane_ % 4 != 0) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (row_of(i) >= rows) continue;
-      if (group_ == 0 && lane_ % 4 == 0) {
-        to[part.max + row_of(i)] = max_[i];
-        to[part.sum + row_of(i)] = sum_[i];
-      }
-      if (item.key_begin == item.key_end) continue;  // weighs nothing: acc is not looked at
-      float *row = to + part.acc + row_of(i) * C::kV + group_ * C::kGroupValues;
-#pragma unroll
-      for (int j = 0; j < C::kGroupValues / 8; ++j)
-        *reinterpret_cast<float2 *>(row + j * 8 + mma_col(lane_, 0)) = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1]};
+      if (row_of(i) < used_rows(item))
+        Part(l_, part_layout(), slot).set_state(row_of(i), keys ? rules::SoftmaxState{max_[i], sum_[i]} : kNoKeys);
     }
+  }
+
+  __device__ __forceinline__ void write_part(const volatile Item &item, int64_t slot, const float (&o)[128]) const {
+    write_state(item, slot, true);
+    if (!has_acc(l_, item)) return;
+    const Part part(l_, part_layout(), slot);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (row_of(i) >= used_rows(item)) continue;
+      float4 *to = part.fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
+#pragma unroll
+      for (int j = 0; j < C::kGroupValues / 8; j += 2)
+        to[j / 2 * (rules::kAccBlock / 4)] = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1], o[4 * j + 4 + 2 * i], o[4 * j + 5 + 2 * i]};
+    }
+  }
+
+  // Merges what lies in a slot and `o`.
+  __device__ __forceinline__ void merge_part(const volatile Item &item, int64_t slot, float (&o)[128]) {
+    const Part part(l_, part_layout(), slot);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const rules::SoftmaxState left = row_of(i) < used_rows(item) ? part.state(row_of(i)) : kNoKeys;
+      const rules::MergeStep m = merge_in_log2(left, {max_[i], sum_[i]});
+      const float4 *from = part.fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
+#pragma unroll
+      for (int j = 0; j < C::kGroupValues / 8; j += 2) {
+        const float4 x = ptx::load_global_16(from + j / 2 * (rules::kAccBlock / 4), m.a != 0.0f);
+        o[4 * j + 2 * i] = merged(m, x.x, o[4 * j + 2 * i]);
+        o[4 * j + 2 * i + 1] = merged(m, x.y, o[4 * j + 2 * i + 1]);
+        o[4 * j + 4 + 2 * i] = merged(m, x.z, o[4 * j + 4 + 2 * i]);
+        o[4 * j + 5 + 2 * i] = merged(m, x.w, o[4 * j + 5 + 2 * i]);
+      }
+      max_[i] = m.merged.max;
+      sum_[i] = m.merged.sum;
+    }
+    ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
+  }
+
+  __device__ __forceinline__ int64_t merge_chunk(const volatile Item &item, float (&o)[128]) {
+    return cuda::merge_chunk(
+        l_, item,
+        [&](int64_t slot) { merge_part(item, slot, o); },
+        [&](int64_t slot) { write_state(item, slot, false); });
   }
 
   // By way of shared memory, so that a warp writes whole rows of its columns. Q lies there no more: add_sums() follows the last
@@ -475,7 +523,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
   } else {
     ptx::give_registers<C::kCopyRegisters>();
     Sm90Copies<C> copies(l, sm90_shared, barriers);
-    const Items<C::kRows, C::kKeys, true> items(l);
+    const Items<C::kRows, true> items(l);
     ItemCursor cursor = items.begin(C::kThreads - 32);
     for (Item item; items.next(&cursor, &item);) copies.run(item);
     copies.finish();

@@ -24,6 +24,15 @@ MLAVERIFY_HD float merge_weight(SoftmaxState part, float largest, Exp exp) {
   return exp(part.max - largest);
 }
 
+// a * x + b * y, rounded the same way wherever it is compiled for a GPU.
+MLAVERIFY_HD float weighted_sum(float a, float x, float b, float y) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, x, __fmul_rn(b, y));
+#else
+  return a * x + b * y;
+#endif
+}
+
 // acc of the merged state is a * acc_left + b * acc_right. Where one side weighs nothing, the other must be taken over as it is
 // (its acc may hold anything): `a` or `b` is then exactly 0 and the other exactly 1.
 struct MergeStep {
@@ -38,7 +47,7 @@ MLAVERIFY_HD MergeStep merge_states(SoftmaxState left, SoftmaxState right, Exp e
   const float m = max(left.max, right.max);
   const float a = merge_weight(left, m, exp);
   const float b = merge_weight(right, m, exp);
-  return {a, b, {m, left.sum * a + right.sum * b}};
+  return {a, b, {m, weighted_sum(a, left.sum, b, right.sum)}};
 }
 
 // A node of the merge tree: chunks [first, first + 2^level).
@@ -53,6 +62,19 @@ MLAVERIFY_HD bool siblings(TreeNode left, TreeNode right) {
 }
 
 MLAVERIFY_HD TreeNode parent(TreeNode left) { return {left.first, left.level + 1}; }
+
+// A worker that goes through neighbouring chunks from `first` on, and merges what is finished: whether it has the left sibling of a node, and
+// which that is.
+MLAVERIFY_HD TreeNode left_sibling(TreeNode right) { return {right.first - (int64_t{1} << right.level), right.level}; }
+MLAVERIFY_HD bool merges_left(TreeNode n, int64_t first) {
+  return (n.first >> n.level) % 2 == 1 && left_sibling(n).first >= first;
+}
+
+// A node behind which there are no keys, passed through for as long as it has no left sibling but something of the worker's on its left.
+MLAVERIFY_HD TreeNode pass_through(TreeNode n, int64_t first) {
+  while ((n.first >> n.level) % 2 == 0 && n.first > first) ++n.level;
+  return n;
+}
 
 // The largest node that begins at chunk `begin` and ends at or before `end` (begin < end). Merging a contiguous range of chunks
 // in order leaves exactly these, one after the other.

@@ -2,8 +2,9 @@
 // tiles of the keys that the request needs. Row tiles of a request can be taken in groups, each by that many blocks of threads at
 // the same time, so that its keys come from memory once and for the other blocks from the L2 cache; the line then counts groups
 // instead of row tiles. num_kv_splits = 0 cuts the line in equal contiguous shares, one a group of blocks, wherever the borders
-// fall; num_kv_splits >= 1 cuts each request by the split rule (split.h). Both are found on the device from the device
-// lengths, so that a captured graph replays right for other lengths.
+// fall; num_kv_splits >= 1 cuts each request by the split rule (split.h). In the batch-invariant mode the line counts chunks
+// (split.h) instead of tiles: shares begin where chunks do, and merge what they have of a row along the tree of merge.h. All is found on
+// the device from the device lengths, so that a captured graph replays right for other lengths.
 #pragma once
 
 #include "rules/hd.h"
@@ -64,9 +65,10 @@ MLAVERIFY_HD int32_t first_share_from(int64_t total, int32_t shares, int64_t at)
   return static_cast<int32_t>((among ? 0 : longer) + quotient(at - behind + length - 1, length));
 }
 
-// Length of the line of one request, per row tile.
-MLAVERIFY_HD int32_t key_tiles(const Problem &p, int32_t request, int32_t tile_keys) {
-  return ceil_div(needed_keys(p, request), tile_keys);
+// Length of the line of one request, per row tile, in tiles of 2^tile_log2 keys.
+MLAVERIFY_HD int32_t key_tiles(const Problem &p, int32_t request, int32_t tile_log2) {
+  const int32_t keys = needed_keys(p, request);
+  return (keys >> tile_log2) + (keys & ((1 << tile_log2) - 1) ? 1 : 0);
 }
 
 // A place in the line.
@@ -118,6 +120,11 @@ MLAVERIFY_HD int32_t box_keys(int32_t page_size, int32_t tile_keys) {
 // begin with tiles of one that an earlier share began (slot 0); `member` is the place of the row tile in its group.
 MLAVERIFY_HD int64_t part_slot(int32_t share, bool begins_here, int32_t group, int32_t member) {
   return (2 * static_cast<int64_t>(share) + (begins_here ? 1 : 0)) * group + member;
+}
+
+// The same of a chunk, of `chunks` at most, of row group `row_group_of_all` of all requests' ones: a row tile has a place for each chunk.
+MLAVERIFY_HD int64_t chunk_slot(int64_t row_group_of_all, int32_t chunks, int32_t chunk, int32_t group, int32_t member) {
+  return (row_group_of_all * chunks + chunk) * group + member;
 }
 
 static_assert(num_shares({132, 132, 32, 1}, 128, true) == 64 && num_shares({132, 132, 32, 1}, 1 << 30, true) == 132);

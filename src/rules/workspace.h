@@ -72,19 +72,38 @@ MLAVERIFY_HD int64_t cpu_workspace_bytes(const Problem &p, int32_t threads) {
 }
 
 // GPU: what the borders of shares cut, then partial results. One partial result has max and sum of each row of a tile (log2 units),
-// then acc.
+// then acc: blocks of 8 rows x 16 columns, those of the same rows one after the other. In a block four numbers lie together that a
+// thread has which holds two neighbouring m16n8 fragments: a warp writes a block as it stands in its registers.
 struct GpuPartLayout {
   int64_t max, sum, acc;  // offsets in floats
   int64_t size;           // a multiple of 32 floats
+  int32_t row_blocks;     // blocks of the same rows
 };
+
+constexpr int32_t kAccBlockRows = 8, kAccBlockColumns = 16, kAccBlock = kAccBlockRows * kAccBlockColumns;
 
 MLAVERIFY_HD GpuPartLayout gpu_part_layout(int32_t rows, int32_t v_dim) {
   const int64_t state = round_up(rows, 32);
-  return {0, state, 2 * state, round_up<int64_t>(2 * state + static_cast<int64_t>(rows) * v_dim, 32)};
+  const int32_t row_blocks = ceil_div(v_dim, kAccBlockColumns);
+  return {0, state, 2 * state, 2 * state + int64_t{ceil_div(rows, kAccBlockRows)} * row_blocks * kAccBlock, row_blocks};
 }
 
-// Slots for partial results: two a share, or one for every piece of every row tile.
-MLAVERIFY_HD int64_t gpu_part_slots(int64_t row_tiles_of_all, int32_t blocks, int32_t splits) {
+// Of the block with `row` and `column`.
+MLAVERIFY_HD int64_t acc_block(const GpuPartLayout &l, int32_t row, int32_t column) {
+  return l.acc + (int64_t{row / kAccBlockRows} * l.row_blocks + column / kAccBlockColumns) * kAccBlock;
+}
+
+// Of four numbers of a row in its block: columns 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q, q < 4.
+MLAVERIFY_HD int32_t acc_quad(int32_t row, int32_t q) { return row % kAccBlockRows * kAccBlockColumns + 4 * q; }
+
+// Of one number.
+MLAVERIFY_HD int64_t acc_offset(const GpuPartLayout &l, int32_t row, int32_t column) {
+  return acc_block(l, row, column) + acc_quad(row, column % 8 / 2) + column % kAccBlockColumns / 8 * 2 + column % 2;
+}
+
+// Slots for partial results: two a share, or one for every piece (at most `splits`, or `chunks`) of every row tile.
+MLAVERIFY_HD int64_t gpu_part_slots(int64_t row_tiles_of_all, int32_t blocks, int32_t splits, int32_t chunks) {
+  if (chunks > 0) return row_tiles_of_all * chunks;
   return splits == 0 ? 2 * static_cast<int64_t>(blocks) : splits == 1 ? 0 : row_tiles_of_all * splits;
 }
 
