@@ -8,7 +8,6 @@ namespace mlaverify::cli {
 
 namespace {
 
-constexpr double kWarmUpSeconds = 0.05;
 constexpr double kLeastSeconds = 0.3;
 constexpr double kMostSeconds = 1.5;
 constexpr std::size_t kLeastRepetitions = 5;
@@ -42,11 +41,11 @@ Timing summarize(std::vector<double> seconds) {
   return t;
 }
 
-Timing time_calls(const std::function<void()> &call) {
+Timing time_calls(const std::function<void()> &call, double warm_up_seconds) {
   double total = 0;
   do {
     total += seconds_of(call);
-  } while (total < kWarmUpSeconds);
+  } while (total < warm_up_seconds);
 
   std::vector<double> seconds;
   total = 0;

@@ -118,6 +118,27 @@ class Runs(unittest.TestCase):
         self.assertAlmostEqual(shape["invariant"]["ratio"] * shape["seconds"] / shape["invariant"]["seconds"], 1, places=9)
         self.assertAlmostEqual(report["geometric_mean_invariant_ratio"] / shape["invariant"]["ratio"], 1, places=9)
 
+    def test_sustained(self):
+        report = self.report(*TINY, "--sustained")
+        shape = report["shapes"][0]
+        sustained = shape["sustained"]
+        self.assertAlmostEqual(sustained["bytes_per_second"] * sustained["seconds"] / shape["bytes"], 1, places=9)
+        self.assertAlmostEqual(sustained["flops_per_second"] * sustained["seconds"] / shape["flops"], 1, places=9)
+        self.assertAlmostEqual(sustained["times_floor"] * shape["floor_seconds"] / sustained["seconds"], 1, places=9)
+        self.assertGreaterEqual(sustained["repetitions"], 5)
+        self.assertNotIn("recorded", sustained)  # peers were timed on a GPU
+        self.assertAlmostEqual(report["geometric_mean_sustained_times_floor"] / sustained["times_floor"], 1, places=9)
+        self.assertNotIn("sustained", self.report(*TINY)["shapes"][0])
+
+    def test_sustained_text(self):
+        done = bench(*TINY, "--sustained", MLAVERIFY_BACKEND="cpu")
+        self.assertEqual(done.returncode, 0, done.repeat)
+        for text in ("sustained: ", "--threads 1 --sustained"):
+            self.assertIn(text, done.stdout, done.repeat)
+        head, row = done.stdout.split("\n\n")[1].splitlines()[:2]
+        self.assertEqual(head.split().count("GFLOP/s"), 2, done.repeat)
+        self.assertEqual(len(row[:row.index("--heads")].split()), 9, done.repeat)
+
     def test_the_printed_shape_repeats_it(self):
         first = self.report("--seq-len", "20,3", "--page-size", "7", "--dtype", "f16", "--kv-dtype", "f8_e5m2", "--lk", "64",
                             "--lv", "64", "--threads", "1", "--num-kv-splits", "2")["shapes"][0]
@@ -146,7 +167,7 @@ class Runs(unittest.TestCase):
     def test_help(self):
         done = bench("--help")
         self.assertEqual(done.returncode, 0, done.repeat)
-        for option in ("--grid", "--heads", "--qlen", "--batch", "--seq-len", "--page-size", "--threads", "--invariant", "--json"):
+        for option in ("--grid", "--heads", "--qlen", "--batch", "--seq-len", "--page-size", "--threads", "--invariant", "--sustained", "--json"):
             self.assertIn(option, done.stdout)
 
 
