@@ -10,8 +10,10 @@
 
 #include "backend_option.h"
 #include "bench_measure.h"
+#include "bench_properties.h"
 #include "bench_report.h"
 #include "error.h"
+#include "first_call.h"
 #include "grid.h"
 #include "mlaverify/mlaverify.h"
 #include "verb.h"
@@ -26,6 +28,9 @@ struct BenchOptions {
   CallOptions call;    // with the backend as asked for
   bool invariant = false;
   bool sustained = false;
+  std::string first_call;   // "warm" or "cold": only this; empty: time all shapes
+  bool properties = false;  // only these
+  bool strict = false;
   std::string other;  // program to compare with
   bool json = false;
 };
@@ -39,6 +44,37 @@ std::vector<Shape> shapes_of(const BenchOptions &options) {
   std::vector<Shape> shapes = load_grid(options.grid.empty() ? "cpu" : options.grid);
   for (Shape &s : shapes) s = change_shape(std::move(s), options.shape);
   return shapes;
+}
+
+void demand_cuda(const mlaverify_backend_info &backend, const char *option, const char *why) {
+  if (on_gpu(backend.backend)) return;
+  throw Failure(kCannotRun, fmt::format("{}: the backend is {}, should be cuda: {}", option, backend.name, why));
+}
+
+void first_call(const BenchOptions &options) {
+  const std::vector<Shape> shapes = shapes_of(options);
+  if (shapes.size() != 1) {
+    throw Failure(kBadInput,
+                  fmt::format("--first-call: there are {} shapes, should be one, by --heads, --qlen, --batch and --seq-len",
+                              shapes.size()));
+  }
+  const mlaverify_backend_info backend = chosen_backend(options.call.backend);
+  demand_cuda(backend, "--first-call", "others neither load kernels nor launch graphs");
+  demand_memory(shapes, backend.backend);
+  CallOptions call = options.call;
+  call.backend = backend.backend;
+  const bool warm = options.first_call == "warm";
+  const FirstCall found = time_first_call(shapes[0], call, warm);
+  fmt::print("{}", options.json ? first_call_json(shapes[0], found, warm).dump(2) + "\n" : first_call_text(found, warm));
+}
+
+// Returns whether all bounds are met.
+bool measure_properties(const BenchOptions &options) {
+  const mlaverify_backend_info backend = chosen_backend(options.call.backend);
+  demand_cuda(backend, "--properties", "shapes and bounds are those of an NVIDIA H200");
+  CallOptions call = options.call;
+  call.backend = backend.backend;
+  return bench_properties(backend, call, options.json);
 }
 
 void bench(const BenchOptions &options) {
@@ -74,25 +110,49 @@ void add_bench(CLI::App &app, int &exit_code) {
   auto options = std::make_shared<BenchOptions>();
   options->call.num_threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   CLI::App *verb = app.add_subcommand("bench", "Time steps of given shapes against this machine's ceilings");
-  verb->add_option("--grid", options->grid, "Built-in grid or a file of shapes, one a line (cpu, if no sizes are given)");
+  // What says which shapes are timed and how; --properties has its own of all of these.
+  std::vector<CLI::Option *> what;
+  what.push_back(
+      verb->add_option("--grid", options->grid, "Built-in grid or a file of shapes, one a line (cpu, if no sizes are given)"));
   for (const ShapeOption &o : shape_options()) {
-    verb->add_option_function<std::string>(
-        fmt::format("--{}", o.name), [options, &o](const std::string &value) { options->shape[o.name] = value; }, o.help);
+    what.push_back(verb->add_option_function<std::string>(
+        fmt::format("--{}", o.name), [options, &o](const std::string &value) { options->shape[o.name] = value; }, o.help));
   }
   verb->add_option("--threads", options->call.num_threads, "Threads, for the ceilings too")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  verb->add_option("--num-kv-splits", options->call.num_kv_splits, "0: the library chooses; N: the split rule's cap")
-      ->check(CLI::Range(0, INT32_MAX))
-      ->capture_default_str();
+  what.push_back(
+      verb->add_option("--num-kv-splits", options->call.num_kv_splits, "0: the library chooses; N: the split rule's cap")
+          ->check(CLI::Range(0, INT32_MAX))
+          ->capture_default_str());
   add_backend_option(*verb, options->call.backend);
-  verb->add_flag("--invariant", options->invariant, "Time the batch-invariant mode too, against the default");
-  verb->add_flag("--sustained", options->sustained, "Time each shape after a second of uninterrupted calls, too");
-  verb->add_option("--vs", options->other, "Time a program of yours at each shape too (docs/bench.md)");
+  const std::vector<CLI::Option *> more_times = {
+      verb->add_flag("--invariant", options->invariant, "Time the batch-invariant mode too, against the default"),
+      verb->add_flag("--sustained", options->sustained, "Time each shape after a second of uninterrupted calls, too"),
+      verb->add_option("--vs", options->other, "Time a program of yours at each shape too (docs/bench.md)")};
+  CLI::Option *first_call_only = verb->add_option("--first-call", options->first_call,
+                                                  "Only the first call of this process on a GPU, behind a warm-up or not")
+                                     ->check(CLI::IsMember({"warm", "cold"}));
+  CLI::Option *properties =
+      verb->add_flag("--properties", options->properties, "Measure what is promised of an NVIDIA H200, each beside its bound");
+  verb->add_flag("--strict", options->strict, "Exit code 1 if a property misses its bound")->needs(properties);
   verb->add_flag("--json", options->json, "Print one JSON object");
+  for (CLI::Option *o : more_times) {
+    first_call_only->excludes(o);
+    properties->excludes(o);
+  }
+  for (CLI::Option *o : what) properties->excludes(o);
+  properties->excludes(first_call_only);
   verb->callback([options, &exit_code] {
-    bench(*options);
     exit_code = kOk;
+    if (options->properties) {
+      const bool met = measure_properties(*options);
+      if (options->strict && !met) exit_code = kCheckFailed;
+    } else if (!options->first_call.empty()) {
+      first_call(*options);
+    } else {
+      bench(*options);
+    }
   });
 }
 

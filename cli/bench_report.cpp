@@ -112,7 +112,7 @@ void print_groups(const std::vector<BenchResult> &results, const Ceilings &now) 
   }
 }
 
-nlohmann::ordered_json json_of(const Ceilings &c) {
+nlohmann::ordered_json ceilings_json(const Ceilings &c) {
   return {{"bytes_per_second", c.bytes_per_second}, {"flops_per_second", c.flops_per_second}};
 }
 
@@ -176,7 +176,7 @@ std::optional<double> BenchResult::ratio_to_sustained_peer() const {
   return sustained->median / record->best_sustained()->second;
 }
 
-void print_bench_head(const BenchSetting &s, bool peers) {
+void print_bench_setting(const BenchSetting &s) {
   fmt::print("mlaverify {}{}, {}\n", s.version, s.commit.empty() ? "" : " (git " + s.commit + ")", s.compiler);
   if (s.gpu) {
     fmt::print("{}, compute capability {}, {} multiprocessors, driver {}, backend {}\n", s.gpu->name, s.gpu->compute_capability,
@@ -189,6 +189,10 @@ void print_bench_head(const BenchSetting &s, bool peers) {
     fmt::print("measured ceilings: memory read {:.1f} GB/s, f32 multiply-add {:.1f} GFLOP/s\n",
                s.ceilings.bytes_per_second / 1e9, s.ceilings.flops_per_second / 1e9);
   }
+}
+
+void print_bench_head(const BenchSetting &s, bool peers) {
+  print_bench_setting(s);
   if (peers) {
     const PeerRecords &all = peer_records();
     fmt::print("peers as recorded on {} on an {}; scaled: to these ceilings, as the floor scales\n", all.date, all.device);
@@ -236,6 +240,12 @@ void print_bench_row(const BenchSetting &s, const BenchResult &r, bool peers) {
   std::fflush(stdout);  // a grid takes minutes
 }
 
+void print_end_ceilings(const BenchSetting &s, const Ceilings &end) {
+  fmt::print("ceilings at the end: memory read {:+.0f} %, {} {:+.0f} %\n",
+             (end.bytes_per_second / s.ceilings.bytes_per_second - 1) * 100, s.gpu ? "product" : "multiply-add",
+             (end.flops_per_second / s.ceilings.flops_per_second - 1) * 100);
+}
+
 void print_bench_tail(const BenchSetting &s, const std::vector<BenchResult> &results, const Ceilings &end) {
   fmt::print("\ngeometric mean over {} shape{}: {:.2f} × floor\n", results.size(), results.size() == 1 ? "" : "s",
              mean_times_floor(pointers(results)));
@@ -247,15 +257,13 @@ void print_bench_tail(const BenchSetting &s, const std::vector<BenchResult> &res
     fmt::print("{}: ours takes {:.2f} × its time in geometric mean, and is faster at {} of {}\n", s.other,
                mean_ratio_to_other(results), faster, results.size());
   }
-  fmt::print("ceilings at the end: memory read {:+.0f} %, {} {:+.0f} %\n",
-             (end.bytes_per_second / s.ceilings.bytes_per_second - 1) * 100, s.gpu ? "product" : "multiply-add",
-             (end.flops_per_second / s.ceilings.flops_per_second - 1) * 100);
+  print_end_ceilings(s, end);
   if (std::any_of(results.begin(), results.end(), [](const BenchResult &r) { return r.record != nullptr; })) {
     print_groups(results, s.ceilings);
   }
 }
 
-nlohmann::ordered_json bench_json(const BenchSetting &s, const std::vector<BenchResult> &results, const Ceilings &end) {
+nlohmann::ordered_json bench_setting_json(const BenchSetting &s, const Ceilings &end) {
   nlohmann::ordered_json j = {{"version", s.version}, {"commit", s.commit},   {"compiler", s.compiler},
                               {"cpu", s.cpu},         {"backend", s.backend}, {"isa", s.detail}};
   if (s.gpu) {
@@ -266,8 +274,13 @@ nlohmann::ordered_json bench_json(const BenchSetting &s, const std::vector<Bench
     j["threads"] = s.threads;
   }
   j["num_kv_splits"] = s.num_kv_splits;
-  j["ceilings"] = json_of(s.ceilings);
-  j["ceilings_at_the_end"] = json_of(end);
+  j["ceilings"] = ceilings_json(s.ceilings);
+  j["ceilings_at_the_end"] = ceilings_json(end);
+  return j;
+}
+
+nlohmann::ordered_json bench_json(const BenchSetting &s, const std::vector<BenchResult> &results, const Ceilings &end) {
+  nlohmann::ordered_json j = bench_setting_json(s, end);
   j["shapes"] = nlohmann::ordered_json::array();
   for (const BenchResult &r : results) j["shapes"].push_back(json_of(r, s.ceilings));
   j["geometric_mean_times_floor"] = mean_times_floor(pointers(results));

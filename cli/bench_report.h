@@ -50,6 +50,11 @@ void print_bench_head(const BenchSetting &setting, bool peers);
 void print_bench_row(const BenchSetting &setting, const BenchResult &result, bool peers);
 void print_bench_tail(const BenchSetting &setting, const std::vector<BenchResult> &results, const Ceilings &end);
 
+// What ran where, and how far the ceilings were off at the end: for other reports too.
+void print_bench_setting(const BenchSetting &setting);
+void print_end_ceilings(const BenchSetting &setting, const Ceilings &end);
+nlohmann::ordered_json bench_setting_json(const BenchSetting &setting, const Ceilings &end);
+
 nlohmann::ordered_json bench_json(const BenchSetting &setting, const std::vector<BenchResult> &results, const Ceilings &end);
 
 }  // namespace mlaverify::cli

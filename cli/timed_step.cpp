@@ -158,14 +158,14 @@ Timing TimedStep::time() {
   if (!stream_) return time_calls([this] { call(); });
   constexpr double warm_up_seconds = 0.02;
   const Replay replay = capture_milliseconds();
-  for (double warm = 0; warm < warm_up_seconds;) warm += seconds_of(replay);
+  for (double warm = 0; warm < warm_up_seconds;) warm += seconds_of_replay(replay);
   return time_replays(replay, 7);
 }
 
 Timing TimedStep::time_sustained() {
   if (!stream_) return time_calls([this] { call(); }, kSustainedSeconds);
   const Replay replay = capture_milliseconds();
-  const double seconds = seconds_of(replay);
+  const double seconds = seconds_of_replay(replay);
   // All are submitted at once, so that the device never waits for the host.
   for (double submitted = 0; submitted < kSustainedSeconds; submitted += seconds) replay.graph->replay();
   return time_replays(replay, 31);
@@ -187,21 +187,35 @@ TimedStep::Replay TimedStep::capture_milliseconds() {
   double round_seconds = 0;
   {
     const Replay round = capture(1);
-    seconds_of(round);
-    round_seconds = seconds_of(round);
+    seconds_of_replay(round);
+    round_seconds = seconds_of_replay(round);
   }
   return capture(static_cast<std::size_t>(std::ceil(replay_seconds / round_seconds)));
 }
 
-double TimedStep::seconds_of(const Replay &replay) {
+double TimedStep::seconds_of_replay(const Replay &replay) {
   replay.graph->replay();  // keeps the device busy while the host submits the other one
   return stream_->seconds_of([&] { replay.graph->replay(); });
 }
 
 Timing TimedStep::time_replays(const Replay &replay, int times) {
   std::vector<double> seconds(static_cast<std::size_t>(times));
-  for (double &s : seconds) s = seconds_of(replay) / replay.calls;
+  for (double &s : seconds) s = seconds_of_replay(replay) / replay.calls;
   return summarize(std::move(seconds));
+}
+
+void TimedStep::warm_up() { demand_ok(mlaverify_warmup_decode_attention_fwd_verify(&args_, &args_.qlen, 1), "bench"); }
+
+TimedStep::CapturedCall TimedStep::capture_call() {
+  CapturedCall captured;
+  captured.seconds = seconds_of([&] {
+    const io::DeviceGraph graph(*stream_, [this] { call(); });
+    graph.replay();
+    stream_->synchronize();
+    captured.kernel_nodes = graph.kernel_nodes();
+    captured.other_nodes = graph.other_nodes();
+  });
+  return captured;
 }
 
 bool TimedStep::outputs_are_numbers() {

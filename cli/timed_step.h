@@ -42,6 +42,16 @@ class TimedStep {
   // The same after kSustainedSeconds of nothing else.
   Timing time_sustained();
 
+  // On a device only. Makes the library load what calls like this one need.
+  void warm_up();
+
+  // On a device only. Captures a call in a graph of its own, replays it once and waits for its end.
+  struct CapturedCall {
+    int kernel_nodes = 0, other_nodes = 0;
+    double seconds = 0;  // of all that, on the host
+  };
+  CapturedCall capture_call();
+
   // Whether the last call wrote every output, and no NaN.
   bool outputs_are_numbers();
 
@@ -58,8 +68,8 @@ class TimedStep {
     double calls = 0;
   };
   Replay capture(std::size_t rounds);
-  Replay capture_milliseconds();            // 4 ms of calls, or a little more
-  double seconds_of(const Replay &replay);  // of a replay behind another one
+  Replay capture_milliseconds();                   // 4 ms of calls, or a little more
+  double seconds_of_replay(const Replay &replay);  // behind another one
   Timing time_replays(const Replay &replay, int times);
 
   io::TensorBuffer q_, kv_, out_, lse_, seq_lens_;

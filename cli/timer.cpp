@@ -13,12 +13,6 @@ constexpr double kMostSeconds = 1.5;
 constexpr std::size_t kLeastRepetitions = 5;
 constexpr double kStableError = 0.01;
 
-double seconds_of(const std::function<void()> &call) {
-  const auto start = std::chrono::steady_clock::now();
-  call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 // Linear between the two nearest of the sorted values.
 double quantile(const std::vector<double> &sorted, double q) {
   const double at = q * static_cast<double>(sorted.size() - 1);
@@ -31,6 +25,12 @@ double quantile(const std::vector<double> &sorted, double q) {
 bool stable(const Timing &t) { return 0.93 * t.spread <= kStableError * std::sqrt(t.repetitions); }
 
 }  // namespace
+
+double seconds_of(const std::function<void()> &call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 Timing summarize(std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());

@@ -12,6 +12,9 @@ struct Timing {
   int repetitions = 0;
 };
 
+// By this machine's clock.
+double seconds_of(const std::function<void()> &call);
+
 // `seconds` must not be empty.
 Timing summarize(std::vector<double> seconds);
 

@@ -50,6 +50,22 @@ class BadInput(unittest.TestCase):
         self.refused("--backend", "abacus", *TINY, says=["--backend", "abacus"])
         self.refused("--nonsense", says=["--nonsense"])
 
+    def test_properties_have_shapes_of_their_own(self):
+        for option in (["--grid", "smoke"], ["--heads", "4"], ["--page-size", "8"], ["--num-kv-splits", "2"], ["--invariant"],
+                       ["--sustained"], ["--vs", "true"], ["--first-call", "warm"]):
+            self.refused("--properties", *option, says=["--properties", option[0]])
+        self.refused("--strict", *TINY, says=["--strict", "--properties"])
+
+    def test_first_call(self):
+        self.refused("--first-call", "hot", *TINY, says=["--first-call", "hot", "warm", "cold"])
+        self.refused("--first-call", "warm", says=["--first-call", "24 shapes", "should be one"])
+        self.refused("--first-call", "cold", "--sustained", *TINY, says=["--first-call", "--sustained"])
+
+    def test_what_needs_a_gpu(self):
+        for option in (["--properties"], ["--first-call", "warm", *TINY]):
+            self.refused(*option, says=[option[0], "the backend is cpu, should be cuda"], code=3, MLAVERIFY_BACKEND="cpu")
+            self.refused(*option, "--backend", "cpu", says=["should be cuda"], code=3)
+
     def test_more_than_the_machine_has(self):
         self.refused("--batch", "1048576", "--seq-len", "2147483647", says=["--batch 1048576", "GB of memory"])
         self.refused("--heads", "65536", "--qlen", "65536", "--batch", "65536", "--seq-len", "1", says=["GB of memory"])
@@ -167,7 +183,8 @@ class Runs(unittest.TestCase):
     def test_help(self):
         done = bench("--help")
         self.assertEqual(done.returncode, 0, done.repeat)
-        for option in ("--grid", "--heads", "--qlen", "--batch", "--seq-len", "--page-size", "--threads", "--invariant", "--sustained", "--json"):
+        for option in ("--grid", "--heads", "--qlen", "--batch", "--seq-len", "--page-size", "--threads", "--invariant", "--sustained",
+                       "--properties", "--strict", "--first-call", "--json"):
             self.assertIn(option, done.stdout)
 
 
