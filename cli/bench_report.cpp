@@ -234,7 +234,7 @@ void print_bench_row(const BenchSetting &s, const BenchResult &r, bool peers) {
     fmt::print("  {:>9.1f}  {:>5.2f}  {:>6.2f}  {:>9.1f}  {:>5.2f}  {:<16}", r.record->best() * 1e6, r.ratio_to_best(),
                r.ratio_to_best_scaled(s.ceilings), r.record->triton() * 1e6, 1 / r.speed_up_over_triton(), r.record->best_peer);
   } else if (peers) {
-    fmt::print("{:60}", "");
+    fmt::print("{:62}", "");
   }
   fmt::print("  {}\n", shape_line(r.shape));
   std::fflush(stdout);  // a grid takes minutes
