@@ -9,29 +9,33 @@
 #include <vector>
 
 #include "backend_option.h"
+#include "bench_measure.h"
+#include "bench_properties.h"
 #include "bench_report.h"
 #include "error.h"
+#include "first_call.h"
 #include "grid.h"
-#include "machine.h"
 #include "mlaverify/mlaverify.h"
-#include "other_program.h"
-#include "timed_step.h"
 #include "verb.h"
 
 namespace mlaverify::cli {
 
 namespace {
 
-struct Options {
+struct BenchOptions {
   std::string grid;
   ShapeOptions shape;  // those given
   CallOptions call;    // with the backend as asked for
   bool invariant = false;
+  bool sustained = false;
+  std::string first_call;   // "warm" or "cold": only this; empty: time all shapes
+  bool properties = false;  // only these
+  bool strict = false;
   std::string other;  // program to compare with
   bool json = false;
 };
 
-std::vector<Shape> shapes_of(const Options &options) {
+std::vector<Shape> shapes_of(const BenchOptions &options) {
   const bool sizes_given = std::any_of(shape_options().begin(), shape_options().end(),
                                        [&](const ShapeOption &o) { return o.size && options.shape.count(o.name) > 0; });
   if (sizes_given && options.grid.empty()) return {make_shape(options.shape)};
@@ -42,87 +46,57 @@ std::vector<Shape> shapes_of(const Options &options) {
   return shapes;
 }
 
-bool on_gpu(mlaverify_backend backend) { return backend == MLAVERIFY_BACKEND_CUDA; }
-
-// Enough that no processor cache still holds a page set when its turn comes again.
-int64_t rotation_bytes(mlaverify_backend backend) {
-  return on_gpu(backend) ? int64_t{256} << 20 : std::max(int64_t{64} << 20, 2 * last_level_cache_bytes());
+void demand_cuda(const mlaverify_backend_info &backend, const char *option, const char *why) {
+  if (on_gpu(backend.backend)) return;
+  throw Failure(kCannotRun, fmt::format("{}: the backend is {}, should be cuda: {}", option, backend.name, why));
 }
 
-void demand_memory(const std::vector<Shape> &shapes, mlaverify_backend backend) {
-  const auto available = static_cast<double>(available_memory_bytes());
-  for (const Shape &s : shapes) {
-    const double needed = TimedStep::bytes_needed(s, rotation_bytes(backend));
-    if (available > 0 && needed > available) {
-      throw Failure(kBadInput, fmt::format("{}: takes {:.3g} GB of memory, should be at most the {:.3g} GB available",
-                                           shape_line(s), needed / 1e9, available / 1e9));
-    }
+void first_call(const BenchOptions &options) {
+  const std::vector<Shape> shapes = shapes_of(options);
+  if (shapes.size() != 1) {
+    throw Failure(kBadInput,
+                  fmt::format("--first-call: there are {} shapes, should be one, by --heads, --qlen, --batch and --seq-len",
+                              shapes.size()));
   }
+  const mlaverify_backend_info backend = chosen_backend(options.call.backend);
+  demand_cuda(backend, "--first-call", "others neither load kernels nor launch graphs");
+  demand_memory(shapes, backend.backend);
+  CallOptions call = options.call;
+  call.backend = backend.backend;
+  const bool warm = options.first_call == "warm";
+  const FirstCall found = time_first_call(shapes[0], call, warm);
+  fmt::print("{}", options.json ? first_call_json(shapes[0], found, warm).dump(2) + "\n" : first_call_text(found, warm));
 }
 
-GpuCeilings measure_ceilings(mlaverify_backend backend, int32_t threads) {
-  return on_gpu(backend) ? measure_gpu_ceilings(kGpu) : GpuCeilings{measure_cpu_ceilings(threads), ""};
+// Returns whether all bounds are met.
+bool measure_properties(const BenchOptions &options) {
+  const mlaverify_backend_info backend = chosen_backend(options.call.backend);
+  demand_cuda(backend, "--properties", "shapes and bounds are those of an NVIDIA H200");
+  CallOptions call = options.call;
+  call.backend = backend.backend;
+  return bench_properties(backend, call, options.json);
 }
 
-BenchSetting setting_of(const Options &options, const mlaverify_backend_info &backend) {
-  const GpuCeilings measured = measure_ceilings(backend.backend, options.call.num_threads);
-  BenchSetting s;
-  s.version = mlaverify_version();
-  s.commit = MLAVERIFY_GIT_COMMIT;
-  s.compiler = compiler();
-  s.cpu = cpu_model();
-  s.backend = backend.name;
-  s.detail = backend.detail;
-  s.threads = options.call.num_threads;
-  if (on_gpu(backend.backend)) s.gpu = gpu_info(kGpu);
-  s.product = measured.product;
-  s.num_kv_splits = options.call.num_kv_splits;
-  s.invariant = options.invariant;
-  s.other = options.other;
-  s.ceilings = measured.ceilings;
-  return s;
-}
-
-void demand_numbers(TimedStep &step, const Shape &shape) {
-  if (step.outputs_are_numbers()) return;
-  throw Failure(kCheckFailed, shape_line(shape) + ": the output has NaN in it, should be numbers only");
-}
-
-BenchResult measure(const Shape &shape, const CallOptions &call, const BenchSetting &setting) {
-  TimedStep step(shape, rotation_bytes(call.backend), call);
-  BenchResult r;
-  r.shape = shape;
-  r.time = step.time();
-  demand_numbers(step, shape);
-  if (setting.invariant) {
-    step.set_flags(MLAVERIFY_FLAG_BATCH_INVARIANT);
-    r.invariant = step.time();
-    demand_numbers(step, shape);
-  }
-  if (!setting.other.empty()) r.other = seconds_of_program(setting.other, shape, setting.threads);
-  r.work = work_of(shape);
-  r.floor = floor_seconds(r.work, setting.ceilings);
-  if (on_gpu(call.backend)) r.record = peer_records().find(shape_line(shape));
-  return r;
-}
-
-void bench(const Options &options) {
+void bench(const BenchOptions &options) {
   const std::vector<Shape> shapes = shapes_of(options);
   const mlaverify_backend_info backend = chosen_backend(options.call.backend);
   demand_memory(shapes, backend.backend);
   CallOptions call = options.call;
   call.backend = backend.backend;
-  const BenchSetting setting = setting_of(options, backend);
+  BenchSetting setting = bench_setting(backend, call);
+  setting.invariant = options.invariant;
+  setting.sustained = options.sustained;
+  setting.other = options.other;
   const bool peers = setting.gpu && std::any_of(shapes.begin(), shapes.end(),
                                                 [](const Shape &s) { return peer_records().find(shape_line(s)) != nullptr; });
   if (!options.json) print_bench_head(setting, peers);
   std::vector<BenchResult> results;
   for (const Shape &s : shapes) {
-    results.push_back(measure(s, call, setting));
+    results.push_back(measure_shape(s, call, setting));
     if (!options.json) print_bench_row(setting, results.back(), peers);
   }
   // A busy machine or a changing clock shows here: the floors hold for the ceilings measured first.
-  const Ceilings end = measure_ceilings(backend.backend, setting.threads).ceilings;
+  const Ceilings end = measure_ceilings(call).ceilings;
   if (options.json) {
     fmt::print("{}\n", bench_json(setting, results, end).dump(2));
   } else {
@@ -133,27 +107,52 @@ void bench(const Options &options) {
 }  // namespace
 
 void add_bench(CLI::App &app, int &exit_code) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   options->call.num_threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   CLI::App *verb = app.add_subcommand("bench", "Time steps of given shapes against this machine's ceilings");
-  verb->add_option("--grid", options->grid, "Built-in grid or a file of shapes, one a line (cpu, if no sizes are given)");
+  // What says which shapes are timed and how; --properties has its own of all of these.
+  std::vector<CLI::Option *> what;
+  what.push_back(
+      verb->add_option("--grid", options->grid, "Built-in grid or a file of shapes, one a line (cpu, if no sizes are given)"));
   for (const ShapeOption &o : shape_options()) {
-    verb->add_option_function<std::string>(
-        fmt::format("--{}", o.name), [options, &o](const std::string &value) { options->shape[o.name] = value; }, o.help);
+    what.push_back(verb->add_option_function<std::string>(
+        fmt::format("--{}", o.name), [options, &o](const std::string &value) { options->shape[o.name] = value; }, o.help));
   }
   verb->add_option("--threads", options->call.num_threads, "Threads, for the ceilings too")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  verb->add_option("--num-kv-splits", options->call.num_kv_splits, "0: the library chooses; N: the split rule's cap")
-      ->check(CLI::Range(0, INT32_MAX))
-      ->capture_default_str();
+  what.push_back(
+      verb->add_option("--num-kv-splits", options->call.num_kv_splits, "0: the library chooses; N: the split rule's cap")
+          ->check(CLI::Range(0, INT32_MAX))
+          ->capture_default_str());
   add_backend_option(*verb, options->call.backend);
-  verb->add_flag("--invariant", options->invariant, "Time the batch-invariant mode too, against the default");
-  verb->add_option("--vs", options->other, "Time a program of yours at each shape too (docs/bench.md)");
+  const std::vector<CLI::Option *> more_times = {
+      verb->add_flag("--invariant", options->invariant, "Time the batch-invariant mode too, against the default"),
+      verb->add_flag("--sustained", options->sustained, "Time each shape after a second of uninterrupted calls, too"),
+      verb->add_option("--vs", options->other, "Time a program of yours at each shape too (docs/bench.md)")};
+  CLI::Option *first_call_only = verb->add_option("--first-call", options->first_call,
+                                                  "Only the first call of this process on a GPU, behind a warm-up or not")
+                                     ->check(CLI::IsMember({"warm", "cold"}));
+  CLI::Option *properties =
+      verb->add_flag("--properties", options->properties, "Measure what is promised of an NVIDIA H200, each beside its bound");
+  verb->add_flag("--strict", options->strict, "Exit code 1 if a property misses its bound")->needs(properties);
   verb->add_flag("--json", options->json, "Print one JSON object");
+  for (CLI::Option *o : more_times) {
+    first_call_only->excludes(o);
+    properties->excludes(o);
+  }
+  for (CLI::Option *o : what) properties->excludes(o);
+  properties->excludes(first_call_only);
   verb->callback([options, &exit_code] {
-    bench(*options);
     exit_code = kOk;
+    if (options->properties) {
+      const bool met = measure_properties(*options);
+      if (options->strict && !met) exit_code = kCheckFailed;
+    } else if (!options->first_call.empty()) {
+      first_call(*options);
+    } else {
+      bench(*options);
+    }
   });
 }
 

@@ -35,6 +35,10 @@ double mean_invariant_ratio(const std::vector<BenchResult> &results) {
   return geometric_mean(pointers(results), [](const BenchResult &r) { return r.invariant->median / r.time.median; });
 }
 
+double mean_sustained_times_floor(const std::vector<BenchResult> &results) {
+  return geometric_mean(pointers(results), [](const BenchResult &r) { return r.sustained_times_floor(); });
+}
+
 double mean_ratio_to_other(const std::vector<BenchResult> &results) {
   return geometric_mean(pointers(results), [](const BenchResult &r) { return r.ratio_to_other(); });
 }
@@ -73,6 +77,7 @@ std::string repeat_options(const BenchSetting &s) {
   if (!s.gpu) text += fmt::format(" --threads {}", s.threads);
   if (s.num_kv_splits > 0) text += fmt::format(" --num-kv-splits {}", s.num_kv_splits);
   if (s.invariant) text += " --invariant";
+  if (s.sustained) text += " --sustained";
   if (!s.other.empty()) text += " --vs " + s.other;
   return text;
 }
@@ -107,8 +112,22 @@ void print_groups(const std::vector<BenchResult> &results, const Ceilings &now) 
   }
 }
 
-nlohmann::ordered_json json_of(const Ceilings &c) {
+nlohmann::ordered_json ceilings_json(const Ceilings &c) {
   return {{"bytes_per_second", c.bytes_per_second}, {"flops_per_second", c.flops_per_second}};
+}
+
+nlohmann::ordered_json sustained_json(const BenchResult &r) {
+  nlohmann::ordered_json j = {{"seconds", r.sustained->median},
+                              {"spread", r.sustained->spread},
+                              {"repetitions", r.sustained->repetitions},
+                              {"bytes_per_second", r.work.bytes / r.sustained->median},
+                              {"flops_per_second", r.work.flops / r.sustained->median},
+                              {"times_floor", r.sustained_times_floor()}};
+  if (const auto ratio = r.ratio_to_sustained_peer()) {
+    const auto &[peer, seconds] = *r.record->best_sustained();
+    j["recorded"] = {{"best_peer", peer}, {"seconds", seconds}, {"ratio_to_best_peer", *ratio}};
+  }
+  return j;
 }
 
 nlohmann::ordered_json json_of(const BenchResult &r, const Ceilings &now) {
@@ -134,6 +153,7 @@ nlohmann::ordered_json json_of(const BenchResult &r, const Ceilings &now) {
     j["invariant"] = {
         {"seconds", r.invariant->median}, {"spread", r.invariant->spread}, {"ratio", r.invariant->median / r.time.median}};
   }
+  if (r.sustained) j["sustained"] = sustained_json(r);
   if (r.other) j["other"] = {{"seconds", *r.other}, {"ratio", r.ratio_to_other()}};
   if (r.record != nullptr) {
     j["recorded"] = {{"name", r.record->name},
@@ -151,7 +171,12 @@ nlohmann::ordered_json json_of(const BenchResult &r, const Ceilings &now) {
 
 }  // namespace
 
-void print_bench_head(const BenchSetting &s, bool peers) {
+std::optional<double> BenchResult::ratio_to_sustained_peer() const {
+  if (!sustained || record == nullptr || record->best_sustained() == nullptr) return std::nullopt;
+  return sustained->median / record->best_sustained()->second;
+}
+
+void print_bench_setting(const BenchSetting &s) {
   fmt::print("mlaverify {}{}, {}\n", s.version, s.commit.empty() ? "" : " (git " + s.commit + ")", s.compiler);
   if (s.gpu) {
     fmt::print("{}, compute capability {}, {} multiprocessors, driver {}, backend {}\n", s.gpu->name, s.gpu->compute_capability,
@@ -164,6 +189,10 @@ void print_bench_head(const BenchSetting &s, bool peers) {
     fmt::print("measured ceilings: memory read {:.1f} GB/s, f32 multiply-add {:.1f} GFLOP/s\n",
                s.ceilings.bytes_per_second / 1e9, s.ceilings.flops_per_second / 1e9);
   }
+}
+
+void print_bench_head(const BenchSetting &s, bool peers) {
+  print_bench_setting(s);
   if (peers) {
     const PeerRecords &all = peer_records();
     fmt::print("peers as recorded on {} on an {}; scaled: to these ceilings, as the floor scales\n", all.date, all.device);
@@ -173,6 +202,8 @@ void print_bench_head(const BenchSetting &s, bool peers) {
   fmt::print("{:>10}  {:>6}  {:>7}  {:>8}  {:>7}", s.gpu ? "median us" : "median ms", "spread", "GB/s",
              s.gpu ? "TFLOP/s" : "GFLOP/s", "× floor");
   if (s.invariant) fmt::print("  {:>10}  {:>5}", "invariant", "ratio");
+  if (s.sustained) fmt::print("  {:>10}  {:>7}  {:>8}  {:>7}", "sustained", "GB/s", s.gpu ? "TFLOP/s" : "GFLOP/s", "× floor");
+  if (s.sustained && peers) fmt::print("  {:>9}  {:>5}", "best peer", "ratio");
   if (!s.other.empty()) fmt::print("  {:>10}  {:>5}", "other", "ratio");
   if (peers)
     fmt::print("  {:>9}  {:>5}  {:>6}  {:>9}  {:>5}  {:<16}", "best peer", "ratio", "scaled", "Triton us", "ratio", "peer");
@@ -188,20 +219,37 @@ void print_bench_row(const BenchSetting &s, const BenchResult &r, bool peers) {
   if (r.invariant) {
     fmt::print("  {:>10.{}f}  {:>5.2f}", r.invariant->median / time_unit, s.gpu ? 2 : 4, r.invariant->median / r.time.median);
   }
+  if (r.sustained) {
+    fmt::print("  {:>10.{}f}  {:>7.2f}  {:>8.2f}  {:>7.2f}", r.sustained->median / time_unit, s.gpu ? 2 : 4,
+               r.work.bytes / r.sustained->median / 1e9, r.work.flops / r.sustained->median / rate_unit,
+               r.sustained_times_floor());
+    if (const auto ratio = r.ratio_to_sustained_peer()) {
+      fmt::print("  {:>9.1f}  {:>5.2f}", r.record->best_sustained()->second * 1e6, *ratio);
+    } else if (peers) {
+      fmt::print("{:18}", "");
+    }
+  }
   if (r.other) fmt::print("  {:>10.{}f}  {:>5.2f}", *r.other / time_unit, s.gpu ? 2 : 4, r.ratio_to_other());
   if (peers && r.record != nullptr) {
     fmt::print("  {:>9.1f}  {:>5.2f}  {:>6.2f}  {:>9.1f}  {:>5.2f}  {:<16}", r.record->best() * 1e6, r.ratio_to_best(),
                r.ratio_to_best_scaled(s.ceilings), r.record->triton() * 1e6, 1 / r.speed_up_over_triton(), r.record->best_peer);
   } else if (peers) {
-    fmt::print("{:60}", "");
+    fmt::print("{:62}", "");
   }
   fmt::print("  {}\n", shape_line(r.shape));
   std::fflush(stdout);  // a grid takes minutes
 }
 
+void print_end_ceilings(const BenchSetting &s, const Ceilings &end) {
+  fmt::print("ceilings at the end: memory read {:+.0f} %, {} {:+.0f} %\n",
+             (end.bytes_per_second / s.ceilings.bytes_per_second - 1) * 100, s.gpu ? "product" : "multiply-add",
+             (end.flops_per_second / s.ceilings.flops_per_second - 1) * 100);
+}
+
 void print_bench_tail(const BenchSetting &s, const std::vector<BenchResult> &results, const Ceilings &end) {
   fmt::print("\ngeometric mean over {} shape{}: {:.2f} × floor\n", results.size(), results.size() == 1 ? "" : "s",
              mean_times_floor(pointers(results)));
+  if (s.sustained) fmt::print("sustained: {:.2f} × floor\n", mean_sustained_times_floor(results));
   if (s.invariant) fmt::print("batch-invariant mode: {:.2f} × the default's time\n", mean_invariant_ratio(results));
   if (!s.other.empty()) {
     const auto faster =
@@ -209,15 +257,13 @@ void print_bench_tail(const BenchSetting &s, const std::vector<BenchResult> &res
     fmt::print("{}: ours takes {:.2f} × its time in geometric mean, and is faster at {} of {}\n", s.other,
                mean_ratio_to_other(results), faster, results.size());
   }
-  fmt::print("ceilings at the end: memory read {:+.0f} %, {} {:+.0f} %\n",
-             (end.bytes_per_second / s.ceilings.bytes_per_second - 1) * 100, s.gpu ? "product" : "multiply-add",
-             (end.flops_per_second / s.ceilings.flops_per_second - 1) * 100);
+  print_end_ceilings(s, end);
   if (std::any_of(results.begin(), results.end(), [](const BenchResult &r) { return r.record != nullptr; })) {
     print_groups(results, s.ceilings);
   }
 }
 
-nlohmann::ordered_json bench_json(const BenchSetting &s, const std::vector<BenchResult> &results, const Ceilings &end) {
+nlohmann::ordered_json bench_setting_json(const BenchSetting &s, const Ceilings &end) {
   nlohmann::ordered_json j = {{"version", s.version}, {"commit", s.commit},   {"compiler", s.compiler},
                               {"cpu", s.cpu},         {"backend", s.backend}, {"isa", s.detail}};
   if (s.gpu) {
@@ -228,11 +274,17 @@ nlohmann::ordered_json bench_json(const BenchSetting &s, const std::vector<Bench
     j["threads"] = s.threads;
   }
   j["num_kv_splits"] = s.num_kv_splits;
-  j["ceilings"] = json_of(s.ceilings);
-  j["ceilings_at_the_end"] = json_of(end);
+  j["ceilings"] = ceilings_json(s.ceilings);
+  j["ceilings_at_the_end"] = ceilings_json(end);
+  return j;
+}
+
+nlohmann::ordered_json bench_json(const BenchSetting &s, const std::vector<BenchResult> &results, const Ceilings &end) {
+  nlohmann::ordered_json j = bench_setting_json(s, end);
   j["shapes"] = nlohmann::ordered_json::array();
   for (const BenchResult &r : results) j["shapes"].push_back(json_of(r, s.ceilings));
   j["geometric_mean_times_floor"] = mean_times_floor(pointers(results));
+  if (s.sustained) j["geometric_mean_sustained_times_floor"] = mean_sustained_times_floor(results);
   if (s.invariant) j["geometric_mean_invariant_ratio"] = mean_invariant_ratio(results);
   if (!s.other.empty()) {
     j["other"] = s.other;

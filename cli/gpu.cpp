@@ -177,4 +177,17 @@ GpuCeilings measure_gpu_ceilings(int device) {
   return c;
 }
 
+void replay_first_graph(int device) {
+  constexpr int64_t count = 1024;
+  const io::DeviceStream stream(device);
+  const io::DeviceMemory data(2 * count, device);
+  const auto fill = [&] {
+    demand(fill_random_bf16(data.data(), count, 1, static_cast<cudaStream_t>(stream.handle())), "fill kernel");
+  };
+  fill();  // loads it
+  const io::DeviceGraph graph(stream, fill);
+  graph.replay();
+  stream.synchronize();
+}
+
 }  // namespace mlaverify::cli

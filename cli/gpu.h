@@ -1,5 +1,5 @@
-// The GPU that bench and plan look at: what it is, and what it can do at most. In a build without CUDA both functions throw
-// io::DeviceError, as they do where the device fails.
+// The GPU that bench and plan look at: what it is, and what it can do at most. In a build without CUDA all but
+// stated_gpu() throw io::DeviceError, as they do where the device fails.
 #pragma once
 
 #include <string>
@@ -28,6 +28,9 @@ struct GpuCeilings {
 // Measures read bandwidth, and the bf16 matrix product rate where cuBLAS is installed (about a second). Without it the stated
 // figure of a card of that architecture stands in.
 GpuCeilings measure_gpu_ceilings(int device);
+
+// Captures and replays a graph of a kernel of this program: what a driver does for the first graph of a process is then done.
+void replay_first_graph(int device);
 
 // A card of each CUDA architecture of the config table, to plan for where it is not present.
 struct StatedGpu {

@@ -41,6 +41,9 @@ PeerRecords parse() {
         r.seconds[peer] = us.get<double>() * 1e-6;
         if (r.best_peer.empty() || r.seconds[peer] < r.best()) r.best_peer = peer;
       }
+      if (const auto sustained = point.find("sustained_us"); sustained != point.end()) {
+        for (const auto &[peer, us] : sustained->items()) r.sustained[peer] = us.get<double>() * 1e-6;
+      }
       r.group = group_of(r, grid);
       all.records.push_back(std::move(r));
     }
@@ -51,6 +54,12 @@ PeerRecords parse() {
 }  // namespace
 
 double PeerRecord::triton() const { return seconds.at(kTriton); }
+
+const std::pair<const std::string, double> *PeerRecord::best_sustained() const {
+  const auto best =
+      std::min_element(sustained.begin(), sustained.end(), [](const auto &a, const auto &b) { return a.second < b.second; });
+  return best == sustained.end() ? nullptr : &*best;
+}
 
 double PeerRecord::best_scaled(const Ceilings &to) const {
   return best() * floor_seconds(work, to) / floor_seconds(work, ceilings);

@@ -24,10 +24,12 @@ struct PeerRecord {
   Ceilings ceilings;                      // of the card that the times come from
   std::map<std::string, double> seconds;  // by peer
   std::string best_peer;
-  const PeerGroup *group = nullptr;  // null: in none
+  std::map<std::string, double> sustained;  // seconds after a second of replay, by peer; most records have none
+  const PeerGroup *group = nullptr;         // null: in none
 
   double best() const { return seconds.at(best_peer); }
-  double triton() const;  // of the Triton kernel for the same operation
+  const std::pair<const std::string, double> *best_sustained() const;  // null: none is recorded
+  double triton() const;                                               // of the Triton kernel for the same operation
   // The best peer's time, scaled to other ceilings as the floor scales.
   double best_scaled(const Ceilings &to) const;
 };

@@ -155,39 +155,67 @@ void TimedStep::call() {
 }
 
 Timing TimedStep::time() {
-  if (stream_) return time_replays();
-  return time_calls([this] { call(); });
+  if (!stream_) return time_calls([this] { call(); });
+  constexpr double warm_up_seconds = 0.02;
+  const Replay replay = capture_milliseconds();
+  for (double warm = 0; warm < warm_up_seconds;) warm += seconds_of_replay(replay);
+  return time_replays(replay, 7);
 }
 
-Timing TimedStep::time_replays() {
-  constexpr double replay_seconds = 0.0042, warm_up_seconds = 0.02;  // a little more than 4 ms: the estimate is one
-  constexpr int replays = 7;
-  call();  // loads the kernels, which must not happen during capture
+Timing TimedStep::time_sustained() {
+  if (!stream_) return time_calls([this] { call(); }, kSustainedSeconds);
+  const Replay replay = capture_milliseconds();
+  const double seconds = seconds_of_replay(replay);
+  // All are submitted at once, so that the device never waits for the host.
+  for (double submitted = 0; submitted < kSustainedSeconds; submitted += seconds) replay.graph->replay();
+  return time_replays(replay, 31);
+}
+
+TimedStep::Replay TimedStep::capture(std::size_t rounds) {
+  const std::size_t calls = rounds * table_data_.size();
+  auto graph = std::make_unique<io::DeviceGraph>(*stream_, [this, calls] {
+    for (std::size_t i = 0; i < calls; ++i) call();
+  });
+  return {std::move(graph), static_cast<double>(calls)};
+}
+
+TimedStep::Replay TimedStep::capture_milliseconds() {
+  constexpr double replay_seconds = 0.0042;  // a little more than 4 ms: the estimate is one
+  call();                                    // loads the kernels, which must not happen during capture
   stream_->synchronize();
   next_ = 0;
-  const std::size_t sets = table_data_.size();
-  const auto capture = [this, sets](std::size_t rounds) {
-    return io::DeviceGraph(*stream_, [this, calls = rounds * sets] {
-      for (std::size_t i = 0; i < calls; ++i) call();
-    });
-  };
-  // Seconds of a replay that follows on another one, which keeps the device busy while the host submits it.
-  const auto seconds_of = [this](const io::DeviceGraph &graph) {
-    graph.replay();
-    return stream_->seconds_of([&] { graph.replay(); });
-  };
   double round_seconds = 0;
   {
-    const io::DeviceGraph round = capture(1);
-    seconds_of(round);
-    round_seconds = seconds_of(round);
+    const Replay round = capture(1);
+    seconds_of_replay(round);
+    round_seconds = seconds_of_replay(round);
   }
-  const auto rounds = static_cast<std::size_t>(std::ceil(replay_seconds / round_seconds));
-  const io::DeviceGraph graph = capture(rounds);
-  for (double warm = 0; warm < warm_up_seconds;) warm += seconds_of(graph);
-  std::vector<double> seconds(replays);
-  for (double &s : seconds) s = seconds_of(graph) / static_cast<double>(rounds * sets);
+  return capture(static_cast<std::size_t>(std::ceil(replay_seconds / round_seconds)));
+}
+
+double TimedStep::seconds_of_replay(const Replay &replay) {
+  replay.graph->replay();  // keeps the device busy while the host submits the other one
+  return stream_->seconds_of([&] { replay.graph->replay(); });
+}
+
+Timing TimedStep::time_replays(const Replay &replay, int times) {
+  std::vector<double> seconds(static_cast<std::size_t>(times));
+  for (double &s : seconds) s = seconds_of_replay(replay) / replay.calls;
   return summarize(std::move(seconds));
+}
+
+void TimedStep::warm_up() { demand_ok(mlaverify_warmup_decode_attention_fwd_verify(&args_, &args_.qlen, 1), "bench"); }
+
+TimedStep::CapturedCall TimedStep::capture_call() {
+  CapturedCall captured;
+  captured.seconds = seconds_of([&] {
+    const io::DeviceGraph graph(*stream_, [this] { call(); });
+    graph.replay();
+    stream_->synchronize();
+    captured.kernel_nodes = graph.kernel_nodes();
+    captured.other_nodes = graph.other_nodes();
+  });
+  return captured;
 }
 
 bool TimedStep::outputs_are_numbers() {

@@ -39,6 +39,19 @@ class TimedStep {
   // many calls, by the device's clock. Throws Failure.
   Timing time();
 
+  // The same after kSustainedSeconds of nothing else.
+  Timing time_sustained();
+
+  // On a device only. Makes the library load what calls like this one need.
+  void warm_up();
+
+  // On a device only. Captures a call in a graph of its own, replays it once and waits for its end.
+  struct CapturedCall {
+    int kernel_nodes = 0, other_nodes = 0;
+    double seconds = 0;  // of all that, on the host
+  };
+  CapturedCall capture_call();
+
   // Whether the last call wrote every output, and no NaN.
   bool outputs_are_numbers();
 
@@ -48,7 +61,16 @@ class TimedStep {
   };
   void move_to_device();
   void call();  // on the next page set; on the device it only starts it
-  Timing time_replays();
+
+  // On the device: calls captured in a graph, whole rounds through the page sets.
+  struct Replay {
+    std::unique_ptr<io::DeviceGraph> graph;
+    double calls = 0;
+  };
+  Replay capture(std::size_t rounds);
+  Replay capture_milliseconds();                   // 4 ms of calls, or a little more
+  double seconds_of_replay(const Replay &replay);  // behind another one
+  Timing time_replays(const Replay &replay, int times);
 
   io::TensorBuffer q_, kv_, out_, lse_, seq_lens_;
   std::vector<io::TensorBuffer> tables_;  // one a page set

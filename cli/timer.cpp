@@ -8,17 +8,10 @@ namespace mlaverify::cli {
 
 namespace {
 
-constexpr double kWarmUpSeconds = 0.05;
 constexpr double kLeastSeconds = 0.3;
 constexpr double kMostSeconds = 1.5;
 constexpr std::size_t kLeastRepetitions = 5;
 constexpr double kStableError = 0.01;
-
-double seconds_of(const std::function<void()> &call) {
-  const auto start = std::chrono::steady_clock::now();
-  call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Linear between the two nearest of the sorted values.
 double quantile(const std::vector<double> &sorted, double q) {
@@ -33,6 +26,12 @@ bool stable(const Timing &t) { return 0.93 * t.spread <= kStableError * std::sqr
 
 }  // namespace
 
+double seconds_of(const std::function<void()> &call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 Timing summarize(std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
   Timing t;
@@ -42,11 +41,11 @@ Timing summarize(std::vector<double> seconds) {
   return t;
 }
 
-Timing time_calls(const std::function<void()> &call) {
+Timing time_calls(const std::function<void()> &call, double warm_up_seconds) {
   double total = 0;
   do {
     total += seconds_of(call);
-  } while (total < kWarmUpSeconds);
+  } while (total < warm_up_seconds);
 
   std::vector<double> seconds;
   total = 0;

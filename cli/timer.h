@@ -12,11 +12,17 @@ struct Timing {
   int repetitions = 0;
 };
 
+// By this machine's clock.
+double seconds_of(const std::function<void()> &call);
+
 // `seconds` must not be empty.
 Timing summarize(std::vector<double> seconds);
 
-// Calls `call` for 50 ms unmeasured (once at least), then at least 5 times and for at least 0.3 s in all, then on until the
+constexpr double kWarmUpSeconds = 0.05;
+constexpr double kSustainedSeconds = 1;  // long enough that a machine's power and heat limits have set in
+
+// Calls `call` for `warm_up_seconds` unmeasured (once at least), then at least 5 times and for at least 0.3 s in all, then on until the
 // standard error of the median is below 1 %, or 1.5 s are over.
-Timing time_calls(const std::function<void()> &call);
+Timing time_calls(const std::function<void()> &call, double warm_up_seconds = kWarmUpSeconds);
 
 }  // namespace mlaverify::cli

@@ -50,6 +50,22 @@ class BadInput(unittest.TestCase):
         self.refused("--backend", "abacus", *TINY, says=["--backend", "abacus"])
         self.refused("--nonsense", says=["--nonsense"])
 
+    def test_properties_have_shapes_of_their_own(self):
+        for option in (["--grid", "smoke"], ["--heads", "4"], ["--page-size", "8"], ["--num-kv-splits", "2"], ["--invariant"],
+                       ["--sustained"], ["--vs", "true"], ["--first-call", "warm"]):
+            self.refused("--properties", *option, says=["--properties", option[0]])
+        self.refused("--strict", *TINY, says=["--strict", "--properties"])
+
+    def test_first_call(self):
+        self.refused("--first-call", "hot", *TINY, says=["--first-call", "hot", "warm", "cold"])
+        self.refused("--first-call", "warm", says=["--first-call", "24 shapes", "should be one"])
+        self.refused("--first-call", "cold", "--sustained", *TINY, says=["--first-call", "--sustained"])
+
+    def test_what_needs_a_gpu(self):
+        for option in (["--properties"], ["--first-call", "warm", *TINY]):
+            self.refused(*option, says=[option[0], "the backend is cpu, should be cuda"], code=3, MLAVERIFY_BACKEND="cpu")
+            self.refused(*option, "--backend", "cpu", says=["should be cuda"], code=3)
+
     def test_more_than_the_machine_has(self):
         self.refused("--batch", "1048576", "--seq-len", "2147483647", says=["--batch 1048576", "GB of memory"])
         self.refused("--heads", "65536", "--qlen", "65536", "--batch", "65536", "--seq-len", "1", says=["GB of memory"])
@@ -118,6 +134,27 @@ class Runs(unittest.TestCase):
         self.assertAlmostEqual(shape["invariant"]["ratio"] * shape["seconds"] / shape["invariant"]["seconds"], 1, places=9)
         self.assertAlmostEqual(report["geometric_mean_invariant_ratio"] / shape["invariant"]["ratio"], 1, places=9)
 
+    def test_sustained(self):
+        report = self.report(*TINY, "--sustained")
+        shape = report["shapes"][0]
+        sustained = shape["sustained"]
+        self.assertAlmostEqual(sustained["bytes_per_second"] * sustained["seconds"] / shape["bytes"], 1, places=9)
+        self.assertAlmostEqual(sustained["flops_per_second"] * sustained["seconds"] / shape["flops"], 1, places=9)
+        self.assertAlmostEqual(sustained["times_floor"] * shape["floor_seconds"] / sustained["seconds"], 1, places=9)
+        self.assertGreaterEqual(sustained["repetitions"], 5)
+        self.assertNotIn("recorded", sustained)  # peers were timed on a GPU
+        self.assertAlmostEqual(report["geometric_mean_sustained_times_floor"] / sustained["times_floor"], 1, places=9)
+        self.assertNotIn("sustained", self.report(*TINY)["shapes"][0])
+
+    def test_sustained_text(self):
+        done = bench(*TINY, "--sustained", MLAVERIFY_BACKEND="cpu")
+        self.assertEqual(done.returncode, 0, done.repeat)
+        for text in ("sustained: ", "--threads 1 --sustained"):
+            self.assertIn(text, done.stdout, done.repeat)
+        head, row = done.stdout.split("\n\n")[1].splitlines()[:2]
+        self.assertEqual(head.split().count("GFLOP/s"), 2, done.repeat)
+        self.assertEqual(len(row[:row.index("--heads")].split()), 9, done.repeat)
+
     def test_the_printed_shape_repeats_it(self):
         first = self.report("--seq-len", "20,3", "--page-size", "7", "--dtype", "f16", "--kv-dtype", "f8_e5m2", "--lk", "64",
                             "--lv", "64", "--threads", "1", "--num-kv-splits", "2")["shapes"][0]
@@ -146,7 +183,8 @@ class Runs(unittest.TestCase):
     def test_help(self):
         done = bench("--help")
         self.assertEqual(done.returncode, 0, done.repeat)
-        for option in ("--grid", "--heads", "--qlen", "--batch", "--seq-len", "--page-size", "--threads", "--invariant", "--json"):
+        for option in ("--grid", "--heads", "--qlen", "--batch", "--seq-len", "--page-size", "--threads", "--invariant", "--sustained",
+                       "--properties", "--strict", "--first-call", "--json"):
             self.assertIn(option, done.stdout)
 
 

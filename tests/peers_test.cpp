@@ -86,6 +86,20 @@ TEST(Peers, BestTimesScaleAsTheFloorDoes) {
   EXPECT_DOUBLE_EQ(r->best_scaled(half), 2 * r->best());
 }
 
+TEST(Peers, SustainedTimesAreRecordedAtTwoShapes) {
+  int recorded = 0;
+  for (const PeerRecord &r : peer_records().records) {
+    if (r.best_sustained() == nullptr) continue;
+    ++recorded;
+    EXPECT_GT(r.best_sustained()->second, r.best()) << r.shape;  // power limits take time, they do not give it
+  }
+  EXPECT_EQ(recorded, 2);
+  const PeerRecord *r = peer_records().find("--heads 128 --qlen 4 --batch 128 --seq-len 8192");
+  ASSERT_NE(r, nullptr);
+  EXPECT_EQ(r->best_sustained()->first, "FlashMLA");
+  EXPECT_NEAR(r->work.flops / r->best_sustained()->second, 640e12, 5e12);
+}
+
 TEST(StatedGpus, ThereIsOneForEachCudaArchitecture) {
   for (const rules::Arch arch : {rules::Arch::sm_80, rules::Arch::sm_86, rules::Arch::sm_90, rules::Arch::sm_100}) {
     const StatedGpu gpu = stated_gpu(arch);

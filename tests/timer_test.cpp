@@ -31,5 +31,11 @@ TEST(Timer, CallsAtLeastFiveTimesAfterTheWarmUp) {
   EXPECT_GT(calls, t.repetitions);
 }
 
+TEST(Timer, WarmsUpWithOneCallAtLeast) {
+  int calls = 0;
+  const Timing t = time_calls([&] { ++calls; }, 0);
+  EXPECT_GT(calls, t.repetitions);
+}
+
 }  // namespace
 }  // namespace mlaverify::cli
