@@ -272,6 +272,63 @@ TEST(CudaTiles, InvariantOverHeadsTokensAndMates) {
   }
 }
 
+// Batch-invariant mode: a request's chunks on one block, on a few, on as many as there are, and more than the merge takes at a time. The
+// last row sees the same keys in all of them.
+TEST(CudaTiles, InvariantWhereverTheWorkIsCut) {
+  struct Kernel {
+    DType type;
+    int32_t heads, lk, lv;
+  };
+  for (const Kernel &k :
+       {Kernel{DType::bf16, 16, 576, 512}, {DType::bf16, 128, 576, 512}, {DType::f16, 16, 288, 256}, {DType::f32, 2, 64, 40}}) {
+    for (const int32_t len : {1024, 1025, 6500, 150000}) {
+      if (len > 10000 && k.heads > 16) continue;
+      TestCall::Bits want;
+      for (const int32_t mates : {0, 1, 13, 150}) {
+        if (len > 10000 && mates > 13) continue;
+        TestCase c = deepseek({}, 1);
+        c.q_dtype = c.kv_dtype = k.type;
+        c.heads = k.heads;
+        c.lk = k.lk;
+        c.lv = k.lv;
+        c.lens.assign(static_cast<std::size_t>(mates) + 1, 3100);
+        c.lens.back() = len;
+        c.streams.assign(c.lens.size(), 1);
+        c.streams.back() = 7;
+        TestCall host(c);
+        host.args.flags = MLAVERIFY_FLAG_BATCH_INVARIANT;
+        TestCase alone = c;
+        alone.lens = {len};
+        alone.streams = {7};
+        TestCall query(alone);
+        for (int32_t h = 0; h < c.heads; ++h)
+          std::memcpy(host.query(mates, 0, h), query.query(0, 0, h),
+                      static_cast<std::size_t>(c.lk) * (k.type == DType::f32 ? 4 : 2));
+        DeviceCall device(&host);
+        TestCall::Bits bits;
+        for (int repeat = 0; repeat < 3; ++repeat) {
+          device.poison_outputs();
+          ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+          ASSERT_EQ(device.fetch(), "");
+          bits.clear();
+          for (int32_t h = 0; h < c.heads; ++h) {
+            const TestCall::Bits row = host.row_bits(mates, 0, h);
+            bits.insert(bits.end(), row.begin(), row.end());
+          }
+          if (want.empty()) {
+            ASSERT_EQ(host.mismatch(), "") << c;
+            want = bits;
+          }
+          ASSERT_EQ(bits, want) << c << ", repeat " << repeat;
+        }
+        if (mates == 13) {
+          ASSERT_EQ(host.mismatch(29), "") << c;
+        }
+      }
+    }
+  }
+}
+
 TEST(CudaStreams, CallsOnSeveralStreamsAndThreads) {
   constexpr int kThreads = 4;
   std::vector<std::string> faults(kThreads);
@@ -295,6 +352,41 @@ TEST(CudaStreams, CallsOnSeveralStreamsAndThreads) {
   }
   for (std::thread &t : threads) t.join();
   for (const std::string &fault : faults) EXPECT_EQ(fault, "");
+}
+
+// A call runs where its tensors are, whatever device is current in the thread, and leaves that as it was.
+TEST(CudaDevices, ACallRunsWhereItsTensorsAre) {
+  int devices = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&devices), cudaSuccess);
+  if (devices < 2) GTEST_SKIP() << "needs two CUDA devices, found " << devices;
+  for (const DType type : {DType::bf16, DType::f32}) {
+    TestCase c = deepseek({3000, 70, 0, 900});
+    c.q_dtype = c.kv_dtype = type;
+    TestCall::Bits first;
+    for (const int device : {1, 0}) {
+      for (const int current : {0, 1}) {
+        SCOPED_TRACE("tensors on device " + std::to_string(device) + ", current " + std::to_string(current));
+        TestCall host(c);
+        DeviceCall copy(&host, device);
+        ASSERT_EQ(cudaSetDevice(current), cudaSuccess);
+        warm_up(copy);
+        ASSERT_EQ(call(copy), MLAVERIFY_OK) << mlaverify_last_error();
+        int now = -1;
+        ASSERT_EQ(cudaGetDevice(&now), cudaSuccess);
+        EXPECT_EQ(now, current);
+        ASSERT_EQ(copy.fetch(), "");
+        ASSERT_EQ(host.mismatch(3), "");
+        if (first.empty()) first = host.bits();
+        EXPECT_EQ(host.bits(), first);
+        const io::DeviceGraph graph(copy.stream, [&] { ASSERT_EQ(call(copy), MLAVERIFY_OK) << mlaverify_last_error(); });
+        copy.poison_outputs();
+        graph.replay();
+        ASSERT_EQ(copy.fetch(), "");
+        EXPECT_EQ(host.bits(), first);
+      }
+    }
+    ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  }
 }
 
 TEST(CudaErrors, ARefusalWritesNothingAndLeavesTheDeviceUsable) {
@@ -349,10 +441,12 @@ TEST(CudaErrors, CheckedModeRefusesBadLengthsAndPages) {
 
 // Unchecked, these give zeros or numbers, never a fault of the device; and they do not disturb other requests.
 TEST(CudaErrors, BadLengthsAndPagesStayInsideTheCache) {
-  for (const DType type : {DType::bf16, DType::f32}) {
+  for (const auto &[type, flags] :
+       {std::pair{DType::bf16, 0}, {DType::f32, 0}, {DType::bf16, MLAVERIFY_FLAG_BATCH_INVARIANT}}) {
     TestCase c = deepseek({200, 130, 90});
     c.q_dtype = c.kv_dtype = type;
     TestCall host(c);
+    host.args.flags = static_cast<uint32_t>(flags);
     DeviceCall device(&host);
     device.set_lengths({-5, 130, 100000000});  // negative; right; far beyond the table
     ASSERT_EQ(call(device), MLAVERIFY_OK);

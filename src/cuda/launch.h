@@ -12,10 +12,10 @@ struct TensorMap {
 
 struct Launch {
   Problem p;
-  int32_t row_tiles;  // of a request
-  int32_t row_group;  // row tiles that as many neighbouring blocks take at the same time, over the same keys
+  int32_t row_tiles;   // of a request
+  int32_t row_group;   // row tiles that as many neighbouring blocks take at the same time, over the same keys
   int32_t row_groups;  // of a request
-  int32_t blocks;     // of the verify kernel; a multiple of row_group
+  int32_t blocks;      // of the verify kernel; a multiple of row_group
   rules::ShareChoice share_choice;
   bool out_16_bytes;  // rows of `out` may be written 16 bytes at a time
   // 0: balanced shares. Else every request is cut in `splits` pieces by the split rule.

@@ -14,7 +14,9 @@ class Part {
   __device__ __forceinline__ Part(const Launch &l, const rules::GpuPartLayout &layout, int64_t slot)
       : at_(l.parts + slot * layout.size), layout_(layout) {}
 
-  __device__ __forceinline__ rules::SoftmaxState state(int32_t row) const { return {at_[layout_.max + row], at_[layout_.sum + row]}; }
+  __device__ __forceinline__ rules::SoftmaxState state(int32_t row) const {
+    return {at_[layout_.max + row], at_[layout_.sum + row]};
+  }
   __device__ __forceinline__ void set_state(int32_t row, rules::SoftmaxState s) const {
     at_[layout_.max + row] = s.max;
     at_[layout_.sum + row] = s.sum;

@@ -198,8 +198,7 @@ class Items {
     const auto row_tile = static_cast<int32_t>(piece - pieces * row_tiles);  // neighbours share keys, as in groups
     const auto split = static_cast<int32_t>(rules::remainder(pieces, l_.splits));
     const auto request = static_cast<int32_t>(rules::quotient(pieces, l_.splits));
-    const rules::KeyRange range =
-        rules::split_range(p_.seq_lens[request], l_.splits, l_.min_split_len, l_.split_align, split);
+    const rules::KeyRange range = rules::split_range(p_.seq_lens[request], l_.splits, l_.min_split_len, l_.split_align, split);
     const int32_t keys = keys_of(request, row_tile);
     const auto begin = static_cast<int32_t>(rules::min<int64_t>(range.begin, keys));
     const auto end = static_cast<int32_t>(rules::min<int64_t>(range.end, keys));

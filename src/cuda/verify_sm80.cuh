@@ -537,11 +537,8 @@ class Sm80ValueWarp {
 
   __device__ __forceinline__ int64_t merge_chunk(const Item &item) {
     return cuda::merge_chunk(
-        l_, item,
-        [&](int64_t slot) { merge_part(item, slot); },
-        [&](int64_t slot) {
-          for_rows(item, [&](int r) { Part(l_, part_layout(), slot).set_state(r, kNoKeys); });
-        });
+        l_, item, [&](int64_t slot) { merge_part(item, slot); },
+        [&](int64_t slot) { for_rows(item, [&](int r) { Part(l_, part_layout(), slot).set_state(r, kNoKeys); }); });
   }
 
   __device__ __forceinline__ void write_result(const Item &item) {

@@ -96,7 +96,7 @@ class Sm90Products {
       const int keys = item.key_end - item.key_begin;
       set_limits(item);
       if (!same_rows(item)) wait_for_queries();
-      // One step more than there are own tiles, where the last tile is the other group's.
+        // One step more than there are own tiles, where the last tile is the other group's.
 #pragma unroll 1
       for (int t = group_; t <= tiles; t += 2) {
         float s[32];
@@ -414,7 +414,8 @@ class Sm90Products {
       float4 *to = part.fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
 #pragma unroll
       for (int j = 0; j < C::kGroupValues / 8; j += 2)
-        to[j / 2 * (rules::kAccBlock / 4)] = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1], o[4 * j + 4 + 2 * i], o[4 * j + 5 + 2 * i]};
+        to[j / 2 * (rules::kAccBlock / 4)] = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1], o[4 * j + 4 + 2 * i],
+                                              o[4 * j + 5 + 2 * i]};
     }
   }
 
@@ -442,9 +443,7 @@ class Sm90Products {
 
   __device__ __forceinline__ int64_t merge_chunk(const volatile Item &item, float (&o)[128]) {
     return cuda::merge_chunk(
-        l_, item,
-        [&](int64_t slot) { merge_part(item, slot, o); },
-        [&](int64_t slot) { write_state(item, slot, false); });
+        l_, item, [&](int64_t slot) { merge_part(item, slot, o); }, [&](int64_t slot) { write_state(item, slot, false); });
   }
 
   // By way of shared memory, so that a warp writes whole rows of its columns. Q lies there no more: add_sums() follows the last

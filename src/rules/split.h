@@ -34,7 +34,8 @@ MLAVERIFY_HD KeyRange chunk_range(int64_t keys, int32_t chunk_keys, int64_t chun
   return {min(chunk * chunk_keys, keys), min((chunk + 1) * chunk_keys, keys)};
 }
 
-constexpr int32_t kInvariantLog2 = 10, kInvariantKeys = 1 << kInvariantLog2;  // keys of a chunk in that mode of the GPU backends
+constexpr int32_t kInvariantLog2 = 10,
+                  kInvariantKeys = 1 << kInvariantLog2;  // keys of a chunk in that mode of the GPU backends
 
 static_assert(split_len(100, 3, 16, 16) == 48 && split_len(5, 8, 64, 64) == 64 && split_len(0, 4, 1, 1) == 1);
 static_assert(split_range(100, 3, 16, 16, 2).begin == 96 && split_range(100, 3, 16, 16, 2).end == 100);

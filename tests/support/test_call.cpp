@@ -254,7 +254,7 @@ std::string TestCall::run_on_device(bool captured) {
   return device.fetch();
 }
 
-DeviceCall::DeviceCall(TestCall *call) : args(call->args), call_(call) {
+DeviceCall::DeviceCall(TestCall *call, int device) : args(call->args), stream(device), call_(call) {
   struct Tensor {
     Place place;
     mlaverify_tensor &view;
@@ -269,12 +269,12 @@ DeviceCall::DeviceCall(TestCall *call) : args(call->args), call_(call) {
                             {kRealLens, args.real_seq_lens, call->real_lens_},
                             {kScale, args.k_scale, call->k_scale_}};
   for (const Tensor &t : tensors) {
-    if (t.view.data != nullptr) copies_[t.place] = io::to_device(t.buffer, &t.view, 0);
+    if (t.view.data != nullptr) copies_[t.place] = io::to_device(t.buffer, &t.view, device);
   }
   args.backend = MLAVERIFY_BACKEND_CUDA;
   args.stream = stream.handle();
   if (mlaverify_workspace_size(&args, &args.workspace_bytes) != MLAVERIFY_OK) throw std::runtime_error(mlaverify_last_error());
-  workspace_ = io::DeviceMemory(args.workspace_bytes + kGuardBytes, 0);
+  workspace_ = io::DeviceMemory(args.workspace_bytes + kGuardBytes, device);
   workspace_.poison();
   args.workspace = workspace_.data();
 }

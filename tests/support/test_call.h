@@ -80,16 +80,16 @@ class TestCall {
   io::TensorBuffer q_, kv_, out_, lse_, table_, seq_lens_, real_lens_, k_scale_, workspace_;
 };
 
-// A copy of a call on the first CUDA device: all of its buffers, and a workspace of exactly the size asked for, with a guard.
+// A copy of a call on a CUDA device: all of its buffers, and a workspace of exactly the size asked for, with a guard.
 class DeviceCall {
  public:
   // `call` must outlive it. Throws std::runtime_error where the library refuses the size query.
-  explicit DeviceCall(TestCall *call);
+  explicit DeviceCall(TestCall *call, int device = 0);
   DeviceCall(const DeviceCall &) = delete;
   DeviceCall &operator=(const DeviceCall &) = delete;
 
   mlaverify_verify_args args = {};  // with device addresses; backend cuda
-  const io::DeviceStream stream{0};
+  const io::DeviceStream stream;
 
   void set_lengths(const std::vector<int32_t> &lens);
   void set_k_scale(float value);
