@@ -28,7 +28,7 @@ struct Sm90Config {
   // computing groups 0 and 1. These arrive in halves.
   static constexpr int kParts = 3, kArrivals = 5;
   static constexpr int kTileBarriers = kStages * (kArrivals + kParts);
-  static constexpr int kSharedBytes = kOffsetBarriers + 8 * (kTileBarriers + 6);
+  static constexpr int kSharedBytes = kOffsetBarriers + 8 * (kTileBarriers + 8);
   static MLAVERIFY_HD int first_block(int part) { return part == 0 ? kValueBlocks : (part - 1) * kGroupBlocks; }
   static MLAVERIFY_HD int blocks(int part) { return part == 0 ? kRopeBlocks : kGroupBlocks; }
 
@@ -51,20 +51,20 @@ struct Sm90Barriers {
   __device__ __forceinline__ uint32_t empty(int stage, int part) const {
     return at(C::kStages * C::kArrivals + stage * C::kParts + part);
   }
-  __device__ __forceinline__ uint32_t item_full() const { return at(C::kTileBarriers); }
-  __device__ __forceinline__ uint32_t item_empty() const { return at(C::kTileBarriers + 1); }
-  __device__ __forceinline__ uint32_t weights(int owner) const { return at(C::kTileBarriers + 2 + owner); }
-  __device__ __forceinline__ uint32_t reference(int owner) const { return at(C::kTileBarriers + 4 + owner); }
+  __device__ __forceinline__ uint32_t weights(int owner) const { return at(C::kTileBarriers + owner); }
+  __device__ __forceinline__ uint32_t reference(int owner) const { return at(C::kTileBarriers + 2 + owner); }
+  __device__ __forceinline__ uint32_t item_full(int slot) const { return at(C::kTileBarriers + 4 + slot); }
+  __device__ __forceinline__ uint32_t item_empty(int slot) const { return at(C::kTileBarriers + 6 + slot); }
 
   __device__ __forceinline__ void init(bool boxes, int pair) const {
     for (int i = 0; i < C::kStages * C::kArrivals; ++i) ptx::mbarrier_init(at(i), boxes ? 1 : C::kGroup);
     for (int i = C::kStages * C::kArrivals; i < C::kTileBarriers; ++i) ptx::mbarrier_init(at(i), 4 * pair);
-    for (int g = 0; g < 2; ++g) {
-      ptx::mbarrier_init(weights(g), 4);
-      ptx::mbarrier_init(reference(g), 4);
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(weights(i), 4);
+      ptx::mbarrier_init(reference(i), 4);
+      ptx::mbarrier_init(item_full(i), 1);
+      ptx::mbarrier_init(item_empty(i), 8);
     }
-    ptx::mbarrier_init(item_full(), 1);
-    ptx::mbarrier_init(item_empty(), 8);
     ptx::mbarrier_init_fence();
   }
 
@@ -133,10 +133,11 @@ class Sm90Copies {
 
  private:
   __device__ __forceinline__ void hand_over(const Item &item) {
-    ptx::mbarrier_wait(barriers_.item_empty(), items_ % 2 ^ 1);
+    const int slot = items_ % 2;
+    ptx::mbarrier_wait(barriers_.item_empty(slot), items_ / 2 % 2 ^ 1);
     if (lane_ == 0) {
-      items_at_[items_ % 2] = item;
-      ptx::mbarrier_arrive(barriers_.item_full());
+      items_at_[slot] = item;
+      ptx::mbarrier_arrive(barriers_.item_full(slot));
     }
     ++items_;
   }

@@ -27,8 +27,8 @@
 //                                 copying
 //   empty[2][3]      mbarrier     4 warps of a group,  the products that read a part before it is overwritten: of part 0 the owner's
 //                                 of each of a pair    scores, of part 1 + g the values of group g
-//   item full        mbarrier     1 copying            the item's place and keys written before read, in slot i % 2 for item i
-//   item empty       mbarrier     8 warps              all warps done with the item before, whose slot is next
+//   item full[2]     mbarrier     1 copying            the item's place and keys written before read, in slot i % 2 for item i
+//   item empty[2]    mbarrier     8 warps              all warps done with an item before its slot is written again
 //   reference[2]     mbarrier     4 warps: the owner   the references of t written before read. A warp's rows are overwritten by the warp
 //                                                      that reads them, with those of t+1, after that
 //   weights[2]       mbarrier     4 warps: the owner   P(t) written before read; overwritten likewise, as P(t+1), after [1]
@@ -70,12 +70,12 @@ class Sm90Products {
   // Until there are no more items.
   __device__ __forceinline__ void run() {
     for (uint32_t items = 0;; ++items) {
-      ptx::mbarrier_wait(barriers_.item_full(), items % 2);
+      ptx::mbarrier_wait(barriers_.item_full(items % 2), items / 2 % 2);
       const volatile Item &item = reinterpret_cast<const volatile Item *>(shared_ + C::kOffsetItems)[items % 2];
       if (item.request == Sm90Copies<C>::kNoMore) return;
       run(item);
       __syncwarp();
-      release(barriers_.item_empty());
+      release(barriers_.item_empty(items % 2));
     }
   }
 
@@ -94,8 +94,10 @@ class Sm90Products {
     max_[0] = max_[1] = kMinusInf;
     if (tiles > 0) {
       const int keys = item.key_end - item.key_begin;
-      set_limits(item);
-      if (!same_rows(item)) wait_for_queries();
+      if (!same_rows(item)) {
+        set_limits(item);
+        wait_for_queries();
+      }
         // One step more than there are own tiles, where the last tile is the other group's.
 #pragma unroll 1
       for (int t = group_; t <= tiles; t += 2) {
