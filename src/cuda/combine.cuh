@@ -1,8 +1,8 @@
 // The second launch of a call: merges the partial results of rows that several blocks worked on, in key order, and writes them.
 //
-// A job is a row tile, or a group of them, that was cut. Blocks (x, y) of the grid:
-//   balanced shares   x is the border before share x + 1; all blocks of all borders inside a job work on it
-//   splits            x is the row tile
+// A job is a row tile, or a group of them, that was cut: with balanced shares, one for each border that cuts; all blocks of all borders
+// inside a row tile work on it. Jobs and blocks are dealt out so that all blocks run at once and all have work, as far as there is
+// some: what decides is how often a block waits for reads, some microsecond each.
 // A unit is kCombineColumns columns of a row. With few parts a warp takes a unit at a time; with many, a block, and each of its warps a slice
 // of the parts.
 //
@@ -26,52 +26,53 @@
 
 namespace mlaverify::cuda {
 
-// What this block helps to merge.
+// What a block helps to merge.
 struct CombineJob {
   int32_t request;
   int32_t first_row, rows;  // packed rows of the request
-  int32_t parts;            // of each row
+  int32_t parts;            // of each row; 0: nothing to do
   // Slots of the first row tile's parts: one, then the others, `stride` apart; those of the next row tile lie next to them.
   int64_t first_slot, second_slot, stride;
   int32_t worker, workers;  // of the blocks that share the job
 };
 
-// False if there is nothing to do.
-__device__ __forceinline__ bool find_job(const Launch &l, int32_t tile_rows, CombineJob *job) {
-  int32_t row_tile, tiles = 1;
-  job->worker = static_cast<int32_t>(blockIdx.y);
-  job->workers = static_cast<int32_t>(gridDim.y);
-  if (l.splits > 0) {
-    job->request = static_cast<int32_t>(blockIdx.x) / l.row_tiles;
-    row_tile = static_cast<int32_t>(blockIdx.x) - job->request * l.row_tiles;
-    job->parts = l.splits;
-    job->first_slot = split_slot(l, job->request, row_tile, 0);
-    job->second_slot = job->first_slot + 1;
-    job->stride = 1;
-  } else {
-    const auto border = static_cast<int32_t>(blockIdx.x) + 1;
-    const rules::CutTile cut = l.cuts[border];
-    if (cut.borders == 0) return false;
-    job->request = cut.request;
-    tiles = l.row_group;
-    row_tile = cut.row_tile * tiles;
-    if (l.chunks > 0) {
-      job->parts = line_tiles(l, cut.request);
-      job->first_slot = first_chunk_slot(l, cut.request, row_tile);
-      job->second_slot = job->first_slot + tiles;
-      job->stride = tiles;
-    } else {
-      job->parts = cut.borders + 1;
-      job->first_slot = rules::part_slot(cut.first_border - 1, true, tiles, 0);
-      job->second_slot = rules::part_slot(cut.first_border, false, tiles, 0);
-      job->stride = 2 * static_cast<int64_t>(tiles);
-    }
-    job->worker += (border - cut.first_border) * job->workers;
-    job->workers *= cut.borders;
-  }
-  job->first_row = row_tile * tile_rows;
+__device__ __forceinline__ void set_rows(const Launch &l, int32_t tile_rows, int32_t first_tile, int32_t tiles, CombineJob *job) {
+  job->first_row = first_tile * tile_rows;
   job->rows = rules::min(tiles * tile_rows, rows_of(l.p, job->request) - job->first_row);
-  return true;
+}
+
+// The job that is a row tile of all requests' ones.
+__device__ __forceinline__ void find_piece(const Launch &l, int32_t tile_rows, int32_t row_tile_of_all, CombineJob *job) {
+  job->request = row_tile_of_all / l.row_tiles;
+  const int32_t row_tile = row_tile_of_all - job->request * l.row_tiles;
+  job->parts = l.splits;
+  job->first_slot = split_slot(l, job->request, row_tile, 0);
+  job->second_slot = job->first_slot + 1;
+  job->stride = 1;
+  set_rows(l, tile_rows, row_tile, 1, job);
+}
+
+// The job that is what the border before share `share` cuts.
+__device__ __forceinline__ void find_cut(const Launch &l, int32_t tile_rows, const rules::CutTile *cut, int32_t share,
+                                         CombineJob *job) {
+  job->parts = 0;
+  if (cut->borders == 0) return;
+  const int32_t row_tile = cut->row_tile * l.row_group;
+  job->request = cut->request;
+  if (l.chunks > 0) {
+    job->parts = line_tiles(l, cut->request);
+    job->first_slot = first_chunk_slot(l, cut->request, row_tile);
+    job->second_slot = job->first_slot + l.row_group;
+    job->stride = l.row_group;
+  } else {
+    job->parts = cut->borders + 1;
+    job->first_slot = rules::part_slot(cut->first_border - 1, true, l.row_group, 0);
+    job->second_slot = rules::part_slot(cut->first_border, false, l.row_group, 0);
+    job->stride = 2 * static_cast<int64_t>(l.row_group);
+  }
+  job->worker += (share - cut->first_border) * job->workers;
+  job->workers *= cut->borders;
+  set_rows(l, tile_rows, row_tile, l.row_group, job);
 }
 
 // As rules::store_float() does, by the instructions of the GPU.
@@ -90,14 +91,14 @@ __device__ __forceinline__ int32_t column_of(int32_t lane, int32_t i) {
 class RowParts {
  public:
   __device__ __forceinline__ RowParts(const Launch &l, int32_t tile_rows, const CombineJob &job, int32_t row, int32_t column)
-      : layout_(rules::gpu_part_layout(tile_rows, l.p.v_dim)),
-        count_(job.parts),
-        reads_(column + column_of(lane_, 0) < l.p.v_dim) {
+      : count_(job.parts), reads_(column + column_of(lane_, 0) < l.p.v_dim) {
+    const rules::GpuPartLayout layout = rules::gpu_part_layout(tile_rows, l.p.v_dim);
     const int32_t tile = row / tile_rows, r = row - tile * tile_rows;
-    first_ = l.parts + (job.first_slot + tile) * layout_.size + r;
-    second_ = (job.second_slot - job.first_slot) * layout_.size;
-    stride_ = job.stride * layout_.size;
-    values_ = rules::acc_block(layout_, r, column + column_of(lane_, 0)) + rules::acc_quad(r, lane_ % 4) - r;
+    first_ = l.parts + (job.first_slot + tile) * layout.size + r;
+    second_ = (job.second_slot - job.first_slot) * layout.size;
+    stride_ = job.stride * layout.size;
+    sum_ = static_cast<int32_t>(layout.sum - layout.max);
+    values_ = static_cast<int32_t>(rules::acc_block(layout, r, column + column_of(lane_, 0)) + rules::acc_quad(r, lane_ % 4) - r);
   }
 
   // The state of the row, and its columns.
@@ -106,8 +107,9 @@ class RowParts {
     float4 acc;
   };
 
-  // Of parts base ... base + 7, along the tree.
-  __device__ __forceinline__ Sum of_eight(int32_t base) const {
+  // Of kCombineSlices parts from `base` on, along the tree.
+  __device__ __forceinline__ Sum of_chunks(int32_t base) const {
+    static_assert(kCombineSlices == 8, "three levels");
     float4 x[8];
 #pragma unroll
     for (int u = 0; u < 8; ++u) x[u] = base + u < count_ && reads_ ? values(base + u) : float4{};
@@ -127,60 +129,45 @@ class RowParts {
     return {__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0), x[0]};
   }
 
-  // Of all parts. A merge takes as long as the reads that wait for each other: values are read along with the weights, whether they weigh
-  // anything or not.
-  __device__ __forceinline__ Sum of_all() const {
-    Sum slices[kCombineSlices] = {};
-    float largest = 0;
-#pragma unroll 1
-    for (int32_t base = 0; base < count_; base += 32) {
-      const rules::SoftmaxState mine = base + lane_ < count_ ? state(base + lane_) : rules::SoftmaxState{kMinusInf, 0.0f};
-      float weight = 0;
-#pragma unroll 1
-      for (int32_t k = 0; k < 32 && base + k < count_; k += kAtOnce) {
-        float4 x[kAtOnce];
+  // Of kCombineSlices parts at most, which are slices then. A merge takes as long as the reads that wait for each other: values are read
+  // along with the weights, whether they weigh anything or not.
+  __device__ __forceinline__ Sum of_few() const {
+    float4 x[kCombineSlices];
 #pragma unroll
-        for (int u = 0; u < kAtOnce; ++u) x[u] = base + k + u < count_ && reads_ ? values(base + k + u) : float4{};
-        if (k == 0) {
-          if (base == 0) largest = largest_of_all(mine);
-          weight = weight_of(mine, largest);
-        }
+    for (int u = 0; u < kCombineSlices; ++u) x[u] = u < count_ && reads_ ? values(u) : float4{};
+    const rules::SoftmaxState mine = lane_ < count_ ? state(lane_) : kNoKeys;
+    Sum s = {largest_of_all({mine, kNoKeys}), 0.0f, {}};
+    const float weight = weight_of(mine, s.largest);
 #pragma unroll
-        for (int u = 0; u < kAtOnce; ++u) add(weight, mine.sum, k + u, x[u], &slices[u]);
-      }
-    }
-    Sum s = slices[0];
-    s.largest = largest;
-#pragma unroll
-    for (int u = 1; u < kCombineSlices; ++u) {
-      s.sum += slices[u].sum;
-      s.acc.x += slices[u].acc.x;
-      s.acc.y += slices[u].acc.y;
-      s.acc.z += slices[u].acc.z;
-      s.acc.w += slices[u].acc.w;
-    }
+    for (int u = 0; u < kCombineSlices; ++u) add(weight, mine.sum, u, x[u], &s);
     return s;
   }
 
   // Of parts slice, slice + kCombineSlices ...; the largest of all.
   __device__ __forceinline__ Sum of_slice(int32_t slice) const {
-    const rules::SoftmaxState first = lane_ < count_ ? state(lane_) : rules::SoftmaxState{kMinusInf, 0.0f};
-    Sum s = {largest_of_all(first), 0.0f, {}};
+    constexpr int kAtOnce = 8, kRound = kAtOnce * kCombineSlices;  // a lane has the states of two parts of a round
+    static_assert(kRound == 64);
+    Sum s = {};
 #pragma unroll 1
-    for (int32_t base = slice; base < count_; base += 32 * kCombineSlices) {
-      const int32_t i = base + lane_ * kCombineSlices;
-      const rules::SoftmaxState mine = i < count_ ? state(i) : rules::SoftmaxState{kMinusInf, 0.0f};
-      const float weight = weight_of(mine, s.largest);
-#pragma unroll 1
-      for (int32_t k = 0; k < 32 && base + k * kCombineSlices < count_; k += kAtOnce) {
-        float4 x[kAtOnce];
+    for (int32_t base = 0; base < count_; base += kRound) {
+      float4 x[kAtOnce];
 #pragma unroll
-        for (int u = 0; u < kAtOnce; ++u) {
-          const int32_t part = base + (k + u) * kCombineSlices;
-          x[u] = part < count_ && reads_ ? values(part) : float4{};
-        }
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int32_t part = base + slice + u * kCombineSlices;
+        x[u] = part < count_ && reads_ ? values(part) : float4{};
+      }
+      rules::SoftmaxState mine[2];
 #pragma unroll
-        for (int u = 0; u < kAtOnce; ++u) add(weight, mine.sum, k + u, x[u], &s);
+      for (int i = 0; i < 2; ++i) {
+        const int32_t part = base + lane_ + 32 * i;
+        mine[i] = part < count_ ? state(part) : kNoKeys;
+      }
+      if (base == 0) s.largest = largest_of_all(mine);
+      const float weight[2] = {weight_of(mine[0], s.largest), weight_of(mine[1], s.largest)};
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int part = slice + u * kCombineSlices, i = u * kCombineSlices / 32;
+        add(weight[i], mine[i].sum, part % 32, x[u], &s);
       }
     }
     return s;
@@ -191,22 +178,22 @@ class RowParts {
   __device__ __forceinline__ int64_t offset(int32_t i) const { return i == 0 ? 0 : second_ + (i - 1) * stride_; }
   __device__ __forceinline__ rules::SoftmaxState state(int32_t i) const {
     const float *part = first_ + offset(i);
-    return {part[layout_.max], part[layout_.sum]};
+    return {part[0], part[sum_]};
   }
   __device__ __forceinline__ float4 values(int32_t i) const {
     return *reinterpret_cast<const float4 *>(first_ + offset(i) + values_);
   }
-  // The largest reference; `mine`: the state of this lane's part among the first 32.
-  __device__ __forceinline__ float largest_of_all(rules::SoftmaxState mine) const {
-    float x = kMinusInf;
-    for (int32_t i = lane_;;) {  // fmaxf drops NaN; a NaN score shows in its part's sum
-      if (!rules::weighs_nothing(mine)) x = fmaxf(x, mine.max);
-      if ((i += 32) >= count_) break;
-      mine = state(i);
-    }
+  // The largest reference; `mine`: the states of parts lane and 32 + lane. fmaxf drops NaN; a NaN score shows in its part's sum.
+  __device__ __forceinline__ float largest_of_all(const rules::SoftmaxState (&mine)[2]) const {
+    float x = fmaxf(reference_of(mine[0]), reference_of(mine[1]));
+#pragma unroll 1
+    for (int32_t i = 64 + lane_; i < count_; i += 32) x = fmaxf(x, reference_of(state(i)));
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
     return x;
+  }
+  static __device__ __forceinline__ float reference_of(rules::SoftmaxState s) {
+    return rules::weighs_nothing(s) ? kMinusInf : s.max;
   }
   static __device__ __forceinline__ float weight_of(rules::SoftmaxState s, float largest) {
     return rules::weighs_nothing(s) ? 0.0f : rules::merge_weight(s, largest, ptx::exp2_approx);
@@ -222,14 +209,12 @@ class RowParts {
     s->acc.w = __fadd_rn(s->acc.w, __fmul_rn(w, x.w));
   }
 
-  static constexpr int kAtOnce = 8;  // reads of a lane
-
   const int lane_ = threadIdx.x % 32;
-  const rules::GpuPartLayout layout_;
   const int32_t count_;
-  const bool reads_;                  // this lane has columns
-  const float *first_;                // part, at the row's place
-  int64_t second_, stride_, values_;  // offsets
+  const bool reads_;         // this lane has columns
+  const float *first_;       // part, at the row's maximum
+  int64_t second_, stride_;  // from part to part
+  int32_t sum_, values_;     // from the maximum
 };
 
 class Combine {
@@ -241,7 +226,7 @@ class Combine {
 
   __device__ __forceinline__ void run() {
     const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns), units = job_.rows * pieces;
-    if (job_.parts <= (l_.chunks > 0 ? 8 : kCombinePartsOfAWarp)) {
+    if (job_.parts <= kSlices) {
 #pragma unroll 1
       for (int32_t unit = job_.worker * kSlices + warp_; unit < units; unit += job_.workers * kSlices)
         few(unit / pieces, unit % pieces * kColumns);
@@ -260,7 +245,7 @@ class Combine {
  private:
   __device__ __forceinline__ void few(int32_t row, int32_t column) {
     const RowParts parts(l_, tile_rows_, job_, row, column);
-    const RowParts::Sum s = l_.chunks > 0 ? parts.of_eight(0) : parts.of_all();
+    const RowParts::Sum s = l_.chunks > 0 ? parts.of_chunks(0) : parts.of_few();
     const RowResult to = result(row, s.largest, s.sum);
     const float x[4] = {s.acc.x, s.acc.y, s.acc.z, s.acc.w};
 #pragma unroll
@@ -300,10 +285,10 @@ class Combine {
     const auto c = static_cast<int32_t>(threadIdx.x);
     rules::SoftmaxState state = kNoKeys;
     float x = 0.0f;
-    const int32_t rounds = rules::ceil_div(job_.parts, 8 * kSlices);
+    const int32_t rounds = rules::ceil_div(job_.parts, kSlices * kSlices);
 #pragma unroll 1
     for (int32_t round = 0; round < rounds; ++round) {
-      const RowParts::Sum s = parts.of_eight((round * kSlices + warp_) * 8);
+      const RowParts::Sum s = parts.of_chunks((round * kSlices + warp_) * kSlices);
       *reinterpret_cast<float4 *>(&nodes[warp_][lane_ * 4]) = s.acc;
       if (lane_ == 0) states[warp_] = {s.largest, s.sum};
       __syncthreads();
@@ -366,7 +351,8 @@ class Combine {
   };
   __device__ __forceinline__ RowResult result(int32_t row, float largest, float sum) const {
     const rules::Row r = rules::unpack_row(job_.first_row + row, p_.num_heads);
-    const RowState state = {{largest, sum}, rules::visible_keys(p_, job_.request, r.token) > 0};
+    RowState state = {{largest, sum}, true};
+    if (rules::weighs_nothing(state.softmax)) state.has_keys = rules::visible_keys(p_, job_.request, r.token) > 0;
     return {rules::out_offset(p_, job_.request, r), rules::lse_offset(p_, job_.request, r), row_scale(state, out_scale_),
             lse_of(state)};
   }
@@ -374,18 +360,40 @@ class Combine {
   const Launch &l_;
   const Problem &p_;
   const int32_t tile_rows_;
-  const CombineJob job_;
+  const CombineJob &job_;
   const float out_scale_;
   const int warp_ = threadIdx.x / 32, lane_ = threadIdx.x % 32;
 };
 
 // `tile_rows`: rows of a part.
 template <int arch>
-__global__ void __launch_bounds__(kCombineThreads, 2) combine_kernel(const __grid_constant__ Launch l, int32_t tile_rows) {
+__global__ void __launch_bounds__(kCombineThreads, kCombineBlocks) combine_kernel(const __grid_constant__ Launch l, int32_t tile_rows) {
+  __shared__ CombineJob job;
+  __shared__ rules::CutTile cuts[kCombineThreads];
   ptx::launch_dependents();
   ptx::wait_for_previous_grid();
-  CombineJob job;
-  if (find_job(l, tile_rows, &job)) Combine(l, tile_rows, job).run();
+  // Which cut it is follows from the number of shares; a thread each reads them all meanwhile.
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  if (l.splits == 0 && thread < l.blocks / l.row_group) cuts[thread] = l.cuts[thread];
+  const int32_t jobs = l.splits > 0 ? l.p.batch * l.row_tiles : num_shares_of(l) - 1;
+  if (jobs <= 0) return;
+  const int32_t blocks = rules::max(1, static_cast<int32_t>(gridDim.x) / jobs);  // of a job
+#pragma unroll 1
+  for (auto i = static_cast<int32_t>(blockIdx.x); i < jobs * blocks; i += static_cast<int32_t>(gridDim.x)) {
+    __syncthreads();
+    const int32_t n = i % jobs, share = n + 1;
+    if (thread == 0) {
+      job.worker = i / jobs;
+      job.workers = blocks;
+      if (l.splits > 0) {
+        find_piece(l, tile_rows, n, &job);
+      } else {
+        find_cut(l, tile_rows, share < kCombineThreads ? &cuts[share] : &l.cuts[share], share, &job);
+      }
+    }
+    __syncthreads();
+    if (job.parts > 0) Combine(l, tile_rows, job).run();
+  }
 }
 
 }  // namespace mlaverify::cuda

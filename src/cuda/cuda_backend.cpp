@@ -122,10 +122,10 @@ Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t st
   void *args[] = {&l, &plan.choice.kernel.rows};
   error = cudaLaunchKernelExC(&config, kernel.function, args);
   if (error != cudaSuccess) return failed("launch of the verify kernel", error);
-  if (plan.combine_grid[0] == 0) return {};
+  if (plan.combine_blocks == 0) return {};
 
   config.blockDim = dim3(cuda::kCombineThreads);
-  config.gridDim = dim3(static_cast<unsigned>(plan.combine_grid[0]), static_cast<unsigned>(plan.combine_grid[1]));
+  config.gridDim = dim3(static_cast<unsigned>(plan.combine_blocks));
   config.dynamicSmemBytes = 0;
   config.numAttrs = std::min(config.numAttrs, 1u);
   error = cudaLaunchKernelExC(&config, device.target.kernels->combine, args);

@@ -30,10 +30,10 @@ constexpr int32_t generic_shared_bytes(int32_t qk_dim) {
   return 4 * (kGenericRows * qk_dim + kGenericKeys * (qk_dim + 1) + kGenericRows * kGenericKeys + 3 * kGenericRows);
 }
 
-// The combine kernel: slices of the parts of a row; threads of a block, a warp a slice; columns that a warp takes at a time, four a lane; up to
-// so many parts it takes all slices.
+// The combine kernel: slices of the parts of a row; threads of a block, a warp a slice; columns that a warp takes at a time, four a lane;
+// blocks that a multiprocessor has room for.
 constexpr int32_t kCombineSlices = rules::gpu_config().s2_num_warps;
-constexpr int32_t kCombineThreads = 32 * kCombineSlices, kCombineColumns = 128, kCombinePartsOfAWarp = 32;
+constexpr int32_t kCombineThreads = 32 * kCombineSlices, kCombineColumns = 128, kCombineBlocks = 3;
 static_assert(rules::gpu_config().s2_block_s == kCombineThreads);
 
 struct KernelSet {

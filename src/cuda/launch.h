@@ -33,7 +33,7 @@ struct Launch {
   int32_t pair;
   TensorMap kv_map;
   // Workspace (rules/workspace.h).
-  rules::CutTile *cuts;  // [blocks / row_group]: what the border before each share cuts
+  rules::CutTile *cuts;  // [blocks / row_group]: what the border before each share cuts; the first one has the number of shares
   float *parts;          // partial results
 };
 

@@ -40,7 +40,7 @@ Status launch_facts(const GpuKind &gpu, const Problem &p, LaunchFacts *facts) {
   facts->threads = kernel.threads;
   facts->shared_bytes = kernel.shared_bytes;
   facts->splits = plan.launch.splits;
-  facts->launches = plan.combine_grid[0] > 0 ? 2 : 1;
+  facts->launches = plan.combine_blocks > 0 ? 2 : 1;
   facts->workspace_bytes = plan.workspace_bytes;
   return {};
 }

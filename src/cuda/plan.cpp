@@ -22,19 +22,13 @@ bool vector_access(const Problem &p) {
          p.out_row_stride % 2 == 0 && p.out_head_stride % 2 == 0;
 }
 
-// Jobs of the combine kernel, and blocks for each: a warp for each row at least; where fewer than fill the GPU, up to as many as there are
-// units (combine.cuh).
-void set_combine_grid(const Target &target, Plan *plan) {
-  const Launch &l = plan->launch;
-  plan->combine_grid[0] = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan->row_tiles_of_all;
+// Blocks of the combine kernel: as many as the GPU has room for at once, if there are as many units (combine.cuh); 0: it is not launched.
+int64_t combine_blocks(const Target &target, const Plan &plan) {
+  const Launch &l = plan.launch;
+  const int64_t jobs = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan.row_tiles_of_all;
   const int64_t rows =
-      std::min<int64_t>(int64_t{plan->choice.kernel.rows} * (l.splits == 0 ? l.row_group : 1), rules::request_rows(l.p, 0));
-  plan->combine_grid[1] = rules::ceil_div<int64_t>(rows, kCombineThreads / 32);
-  if (plan->combine_grid[0] == 0) return;
-  const int64_t units = rows * rules::ceil_div(l.p.v_dim, kCombineColumns), fill = 8 * target.sms / plan->combine_grid[0];
-  const bool few = l.splits > 0 && l.splits <= kCombinePartsOfAWarp;
-  plan->combine_grid[1] =
-      std::max(plan->combine_grid[1], std::min(fill, few ? rules::ceil_div<int64_t>(units, kCombineSlices) : units));
+      std::min<int64_t>(int64_t{plan.choice.kernel.rows} * (l.splits == 0 ? l.row_group : 1), rules::request_rows(l.p, 0));
+  return std::min<int64_t>(jobs * rows * rules::ceil_div(l.p.v_dim, kCombineColumns), kCombineBlocks * target.sms);
 }
 
 }  // namespace
@@ -106,7 +100,7 @@ Plan make_plan(const Target &target, const Problem &p) {
     l.share_choice.squared_per_tile = max_shares;  // chunks are long: as many shares as there are
   }
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
-  set_combine_grid(target, &plan);
+  plan.combine_blocks = combine_blocks(target, plan);
   plan.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
   if (plan.row_tiles_of_all > 0) {
     const int64_t places = l.chunks > 0 ? jobs * l.row_group : plan.row_tiles_of_all;

@@ -36,7 +36,7 @@ struct Plan {
   Choice choice;
   Launch launch;
   int64_t row_tiles_of_all;
-  int64_t combine_grid[2];  // of the combine kernel (combine.cuh); 0: it is not launched
+  int64_t combine_blocks;  // of the combine kernel; 0: it is not launched
   rules::GpuPartLayout part;
   std::size_t workspace_bytes;
 };

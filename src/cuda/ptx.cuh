@@ -122,10 +122,13 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
 __device__ __forceinline__ void prefetch_map(const void *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// Copies a box of a tensor (a CUtensorMap), whose first element is (x, y, z), to shared memory; outside the tensor it is zeros.
+// Copies a box of a tensor (a CUtensorMap), whose first element is (x, y, z), to shared memory; outside the tensor it is zeros. In the L2
+// cache it is the first to go: what partial results need stays there.
 __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int32_t x, int32_t y, int32_t z, uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "{.reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4}], [%5], policy;}" ::"r"(to),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
@@ -134,9 +137,10 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int32_t x
 __device__ __forceinline__ void copy_box_to(uint32_t blocks, uint32_t to, const void *map, int32_t x, int32_t y, int32_t z,
                                             uint32_t barrier) {
   asm volatile(
-      "{.reg .b16 blocks; cvt.u16.u32 blocks, %6;\n"
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%2, %3, %4}], [%5], blocks;}" ::"r"(to),
+      "{.reg .b16 blocks; .reg .b64 policy; cvt.u16.u32 blocks, %6;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4}], [%5], blocks, policy;}" ::"r"(to),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "r"(blocks)
       : "memory");
 }

@@ -52,7 +52,7 @@ class Line {
     const int32_t first = lane_ * per_lane_, last = rules::min(first + per_lane_, p_.batch);
     int64_t mine = 0;
     int32_t longest = 0;
-#pragma unroll 1
+#pragma unroll 4  // as many reads at once
     for (int32_t b = first; b < last; ++b) {
       const int32_t tiles = line_tiles(l_, b);
       mine += tiles;
@@ -126,6 +126,9 @@ __device__ __forceinline__ int64_t first_chunk_slot(const Launch &l, int32_t req
   return rules::chunk_slot(int64_t{request} * l.row_groups + group, l.chunks, 0, l.row_group, row_tile - group * l.row_group);
 }
 
+// Shares of the call, as the verify kernel noted it where the border before share 0 would be.
+__device__ __forceinline__ int32_t num_shares_of(const Launch &l) { return l.cuts[0].borders; }
+
 // How far a block is in its items.
 struct ItemCursor {
   rules::TilePosition at;  // of the rest of the share
@@ -157,6 +160,7 @@ class Items {
       rules::CutTile cut = {};
       if (cursor.at.key_tile > 0)
         cut = rules::cut_tile(line.total(), shares, begin, cursor.at, line_tiles(l_, cursor.at.request));
+      if (share == 0) cut.borders = shares;
       l_.cuts[share] = cut;
     }
     return cursor;

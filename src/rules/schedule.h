@@ -27,7 +27,7 @@ MLAVERIFY_HD int32_t whole_shares(int32_t max_shares, int64_t jobs) {
   return max_shares;
 }
 
-// What a device chooses the number of shares from, for `jobs` row groups (one or more).
+// What a device chooses the number of shares from, for `jobs` row groups (one or more). max_shares < 2^14.
 struct ShareChoice {
   int32_t max_shares, whole_shares, squared_per_tile;
   int64_t jobs;
@@ -36,10 +36,11 @@ struct ShareChoice {
 // Shares of a line of `total` tiles; `equal`: all jobs are as long. Then each share has whole jobs, or a job is cut in equal shares, if
 // that leaves no more than a twentieth of a busy GPU idle: cut anywhere else, most shares would have pieces of two jobs.
 MLAVERIFY_HD int32_t num_shares(const ShareChoice &c, int64_t total, bool equal) {
-  const int64_t squared = min<int64_t>(total, int64_t{c.max_shares} * c.max_shares) * c.squared_per_tile;
-  int32_t n = 0;  // the root, max_shares at most
-  for (int32_t step = 1 << 14; step > 0; step /= 2) {
-    if (n + step <= c.max_shares && int64_t{n + step} * (n + step) <= squared) n += step;
+  const int32_t most = c.max_shares * c.max_shares;
+  const auto squared = static_cast<int32_t>(min<int64_t>(min<int64_t>(total, most) * c.squared_per_tile, most));
+  int32_t n = 0;  // the root
+  for (int32_t step = 1 << 13; step > 0; step /= 2) {
+    if ((n + step) * (n + step) <= squared) n += step;
   }
   n = static_cast<int32_t>(min<int64_t>(c.max_shares, max<int64_t>(c.jobs, n)));
   if (equal && c.jobs > n) n = c.whole_shares;
