@@ -22,7 +22,7 @@ const cuda::KernelSet *kernels_for(rules::Arch arch) {
 }  // namespace
 
 Status launch_facts(const GpuKind &gpu, const Problem &p, LaunchFacts *facts) {
-  const cuda::Target target = {gpu.arch, gpu.sms, kernels_for(gpu.arch)};
+  const cuda::Target target = {gpu.arch, gpu.sms, kernels_for(gpu.arch), {}};
   if (target.kernels == nullptr) {
     return {MLAVERIFY_ERR_INVALID_ARGUMENT,
             "arch: got " + std::string(rules::arch_name(gpu.arch)) + ", must be that of a CUDA GPU"};
@@ -30,7 +30,7 @@ Status launch_facts(const GpuKind &gpu, const Problem &p, LaunchFacts *facts) {
   if (gpu.sms < 1) return {MLAVERIFY_ERR_INVALID_ARGUMENT, "sms: got " + std::to_string(gpu.sms) + ", must be >= 1"};
   const cuda::Plan plan = cuda::make_plan(target, p);
   const cuda::VerifyKernel &kernel = plan.choice.kernel;
-  facts->tensor_core = plan.choice.tensor_core;
+  facts->tensor_core = plan.choice.tensor_core();
   facts->why = plan.choice.why;
   facts->rows = kernel.rows;
   facts->keys = kernel.keys;
