@@ -137,9 +137,10 @@ TEST(Plan, ARowWhoseKernelCannotDoTheCallIsPassedOver) {
   unaligned.q_head_stride = 577;
   EXPECT_EQ(kernel(GpuKernel::portable_64, Arch::sm_90, 90, unaligned), GpuKernel::generic);
 
-  const Choice generic = choice_with({all(Arch::sm_90, GpuKernel::generic)}, target(Arch::sm_90, 90), problem(4, 16));
-  EXPECT_EQ(generic.row.kernel, GpuKernel::generic);
-  EXPECT_STREQ(generic.why, "a row of the config table asks for it");
+  // The generic kernel is for what no other can do.
+  EXPECT_EQ(kernel(GpuKernel::generic, Arch::sm_90, 90, problem(4, 16)), GpuKernel::hopper);
+  EXPECT_EQ(choice_with({all(Arch::sm_90, GpuKernel::generic)}, target(Arch::sm_90, 90), unaligned).row.shares_squared_per_tile,
+            8);
 }
 
 TEST(Plan, TunedRowsDoNotReachTheBatchInvariantMode) {

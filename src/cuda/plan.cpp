@@ -26,7 +26,7 @@ bool has_shape(const TensorKernel &k, const Problem &p) {
   return k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim;
 }
 
-// Why no tensor-core kernel can do a call; null: one may, if the GPU has it.
+// Why no tensor-core kernel can do a call; null: one can, the portable one with 16-row tiles at least.
 const char *generic_only(const Target &target, const Problem &p) {
   if (p.q_dtype == DType::f32) return "f32 queries need f32 products";
   if (rules::type_class(p.q_dtype, p.kv_dtype) == rules::TypeClass::other) return "queries and cache are of different types";
@@ -36,9 +36,10 @@ const char *generic_only(const Target &target, const Problem &p) {
   return widths ? nullptr : "no tensor-core kernel has these widths";
 }
 
-// The compiled kernel that a row names, for a call that tensor-core kernels can do; null: none has its types and widths on this GPU.
+// The compiled tensor-core kernel of that name for a call that one of them can do; null: the GPU has none of it with these types and
+// widths.
 const VerifyKernel *tensor_kernel(const Target &target, const Problem &p, rules::GpuKernel kernel) {
-  if (!rules::has_kernel(target.arch, kernel) || kernel == rules::GpuKernel::generic) return nullptr;
+  if (!rules::has_kernel(target.arch, kernel)) return nullptr;
   const bool hopper = kernel == rules::GpuKernel::hopper;
   if (hopper && rules::is_fp8(p.kv_dtype)) return nullptr;
   const int32_t rows = hopper ? rules::hopper_config().block_h : rules::portable_config(target.arch, kernel).block_h;
@@ -81,14 +82,16 @@ Choice choose_kernel(const Target &target, const Problem &p) {
   for (const rules::GpuRows &rows : {invariant ? rules::invariant_gpu_rows() : target.tuned, rules::gpu_rows()}) {
     for (const rules::GpuRow &row : rows) {
       if (!rules::fits(row, key)) continue;
+      const bool generic = row.kernel == rules::GpuKernel::generic;
+      if (generic != (generic_why != nullptr)) continue;
       choice.row = row;
-      if (row.kernel == rules::GpuKernel::generic) {
+      if (generic) {
         choice.kernel = target.kernels->generic;
         choice.kernel.shared_bytes = generic_shared_bytes(p.qk_dim);
-        choice.why = generic_why != nullptr ? generic_why : "a row of the config table asks for it";
+        choice.why = generic_why;
         return choice;
       }
-      const VerifyKernel *kernel = generic_why == nullptr ? tensor_kernel(target, p, row.kernel) : nullptr;
+      const VerifyKernel *kernel = tensor_kernel(target, p, row.kernel);
       if (kernel == nullptr) continue;
       choice.kernel = *kernel;
       choice.why = row.kernel == rules::GpuKernel::hopper ? "types, widths and strides fit the Hopper kernel"
@@ -96,7 +99,7 @@ Choice choose_kernel(const Target &target, const Problem &p) {
       return choice;
     }
   }
-  return choice;  // not reached: the table's last row of an architecture is for all calls
+  return choice;  // not reached: the table has a row for every call
 }
 
 Plan make_plan(const Target &target, const Problem &p) {

@@ -25,7 +25,7 @@ struct Target {
 const KernelSet *kernels_for(int compute_capability);
 
 // The kernel for a call: that of the first row of the config table that fits the call and whose kernel can do it. The tensor-core
-// kernels want certain types, widths and strides; the generic one, which comes last, does all calls.
+// kernels want certain types, widths and strides, some of them certain GPUs; the generic one takes what none of them can do.
 struct Choice {
   VerifyKernel kernel;
   rules::GpuRow row;  // that decided

@@ -59,8 +59,8 @@ MLAVERIFY_HD VerifyConfig gpu_config() {
   return c;
 }
 
-// The kernels of CUDA GPUs by name: Hopper's own, the portable one with tiles of 64 or 16 rows, and the plain one for all types and
-// widths.
+// The kernels of CUDA GPUs by name: Hopper's own, the portable one with tiles of 64 or 16 rows, and the plain one for the types and widths
+// that those have not.
 enum class GpuKernel : int32_t { hopper, portable_64, portable_16, generic };
 constexpr int32_t kNumGpuKernels = 4;
 MLAVERIFY_HD const char *kernel_name(GpuKernel k) {
@@ -174,8 +174,8 @@ struct GpuRows {
 };
 
 // The rows of the library. Up to 16 rows of a request take 16-row tiles; more take 64 rows, so that a key tile is read once for all of
-// them. On Hopper up to 16 rows are faster with the portable kernel (docs/notes/2026-11-30-hopper-kernel.md). The last row of an
-// architecture is for all calls.
+// them. On Hopper up to 16 rows are faster with the portable kernel (docs/notes/2026-11-30-hopper-kernel.md). Every call
+// has a row.
 constexpr int64_t kFewRows = 16;
 constexpr TypeClass kAnyTypes = TypeClass::any;
 constexpr PageClass kAnyPages = PageClass::any;
