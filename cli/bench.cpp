@@ -31,34 +31,7 @@ struct Options {
   bool json = false;
 };
 
-std::vector<Shape> shapes_of(const Options &options) {
-  const bool sizes_given = std::any_of(shape_options().begin(), shape_options().end(),
-                                       [&](const ShapeOption &o) { return o.size && options.shape.count(o.name) > 0; });
-  if (sizes_given && options.grid.empty()) return {make_shape(options.shape)};
-  if (sizes_given)
-    throw Failure(kBadInput, "--grid has sizes of its own: --heads, --qlen, --batch and --seq-len don't go with it");
-  std::vector<Shape> shapes = load_grid(options.grid.empty() ? "cpu" : options.grid);
-  for (Shape &s : shapes) s = change_shape(std::move(s), options.shape);
-  return shapes;
-}
-
 bool on_gpu(mlaverify_backend backend) { return backend == MLAVERIFY_BACKEND_CUDA; }
-
-// Enough that no processor cache still holds a page set when its turn comes again.
-int64_t rotation_bytes(mlaverify_backend backend) {
-  return on_gpu(backend) ? int64_t{256} << 20 : std::max(int64_t{64} << 20, 2 * last_level_cache_bytes());
-}
-
-void demand_memory(const std::vector<Shape> &shapes, mlaverify_backend backend) {
-  const auto available = static_cast<double>(available_memory_bytes());
-  for (const Shape &s : shapes) {
-    const double needed = TimedStep::bytes_needed(s, rotation_bytes(backend));
-    if (available > 0 && needed > available) {
-      throw Failure(kBadInput, fmt::format("{}: takes {:.3g} GB of memory, should be at most the {:.3g} GB available",
-                                           shape_line(s), needed / 1e9, available / 1e9));
-    }
-  }
-}
 
 GpuCeilings measure_ceilings(mlaverify_backend backend, int32_t threads) {
   return on_gpu(backend) ? measure_gpu_ceilings(kGpu) : GpuCeilings{measure_cpu_ceilings(threads), ""};
@@ -107,7 +80,7 @@ BenchResult measure(const Shape &shape, const CallOptions &call, const BenchSett
 }
 
 void bench(const Options &options) {
-  const std::vector<Shape> shapes = shapes_of(options);
+  const std::vector<Shape> shapes = requested_shapes(options.grid, options.shape, "cpu");
   const mlaverify_backend_info backend = chosen_backend(options.call.backend);
   demand_memory(shapes, backend.backend);
   CallOptions call = options.call;

@@ -1,14 +1,18 @@
 #include "timed_step.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <utility>
 
 #include "backend_option.h"
+#include "backends/tuning.h"
 #include "error.h"
 #include "gpu.h"
 #include "grid.h"
+#include "machine.h"
 #include "random.h"
 #include "random_rows.h"
 
@@ -42,7 +46,25 @@ Layout layout_of(const Shape &shape, int64_t rotation_bytes) {
 
 double rows_of(const Shape &shape) { return static_cast<double>(shape.seq_lens.size()) * shape.qlen; }
 
+// A replay takes a little more than that: the estimate is one.
+constexpr double kReplaySeconds = 0.0042, kReplayWarmUpSeconds = 0.02;
+
 }  // namespace
+
+int64_t rotation_bytes(mlaverify_backend backend) {
+  return backend == MLAVERIFY_BACKEND_CUDA ? int64_t{256} << 20 : std::max(int64_t{64} << 20, 2 * last_level_cache_bytes());
+}
+
+void demand_memory(const std::vector<Shape> &shapes, mlaverify_backend backend) {
+  const auto available = static_cast<double>(available_memory_bytes());
+  for (const Shape &s : shapes) {
+    const double needed = TimedStep::bytes_needed(s, rotation_bytes(backend));
+    if (available > 0 && needed > available) {
+      throw Failure(kBadInput, fmt::format("{}: takes {:.3g} GB of memory, should be at most the {:.3g} GB available",
+                                           shape_line(s), needed / 1e9, available / 1e9));
+    }
+  }
+}
 
 double TimedStep::bytes_needed(const Shape &shape, int64_t rotation_bytes) {
   const Layout l = layout_of(shape, rotation_bytes);
@@ -151,7 +173,11 @@ void TimedStep::set_flags(uint32_t flags) {
 void TimedStep::call() {
   args_.block_table.data = table_data_[next_];
   next_ = (next_ + 1) % table_data_.size();
-  demand_ok(mlaverify_decode_attention_fwd_verify(&args_), "bench");
+  if (row_ != nullptr) {
+    demand_ok(run_with_row(validated(), *row_), "tune");
+  } else {
+    demand_ok(mlaverify_decode_attention_fwd_verify(&args_), "bench");
+  }
 }
 
 Timing TimedStep::time() {
@@ -159,42 +185,103 @@ Timing TimedStep::time() {
   return time_calls([this] { call(); });
 }
 
-Timing TimedStep::time_replays() {
-  constexpr double replay_seconds = 0.0042, warm_up_seconds = 0.02;  // a little more than 4 ms: the estimate is one
-  constexpr int replays = 7;
+std::size_t TimedStep::rounds_of_a_replay() {
   call();  // loads the kernels, which must not happen during capture
   stream_->synchronize();
+  const io::DeviceGraph round = capture(1);
+  replay_seconds(round);
+  return static_cast<std::size_t>(std::ceil(kReplaySeconds / replay_seconds(round)));
+}
+
+io::DeviceGraph TimedStep::capture(std::size_t rounds) {
   next_ = 0;
-  const std::size_t sets = table_data_.size();
-  const auto capture = [this, sets](std::size_t rounds) {
-    return io::DeviceGraph(*stream_, [this, calls = rounds * sets] {
-      for (std::size_t i = 0; i < calls; ++i) call();
-    });
-  };
-  // Seconds of a replay that follows on another one, which keeps the device busy while the host submits it.
-  const auto seconds_of = [this](const io::DeviceGraph &graph) {
-    graph.replay();
-    return stream_->seconds_of([&] { graph.replay(); });
-  };
-  double round_seconds = 0;
-  {
-    const io::DeviceGraph round = capture(1);
-    seconds_of(round);
-    round_seconds = seconds_of(round);
-  }
-  const auto rounds = static_cast<std::size_t>(std::ceil(replay_seconds / round_seconds));
+  return io::DeviceGraph(*stream_, [this, calls = rounds * table_data_.size()] {
+    for (std::size_t i = 0; i < calls; ++i) call();
+  });
+}
+
+// Of a replay that follows on another one, which keeps the device busy while the host submits it.
+double TimedStep::replay_seconds(const io::DeviceGraph &graph) const {
+  graph.replay();
+  return stream_->seconds_of([&] { graph.replay(); });
+}
+
+Timing TimedStep::time_replays() {
+  constexpr int replays = 7;
+  const std::size_t rounds = rounds_of_a_replay();
   const io::DeviceGraph graph = capture(rounds);
-  for (double warm = 0; warm < warm_up_seconds;) warm += seconds_of(graph);
+  for (double warm = 0; warm < kReplayWarmUpSeconds;) warm += replay_seconds(graph);
   std::vector<double> seconds(replays);
-  for (double &s : seconds) s = seconds_of(graph) / static_cast<double>(rounds * sets);
+  for (double &s : seconds) s = replay_seconds(graph) / static_cast<double>(rounds * table_data_.size());
   return summarize(std::move(seconds));
 }
 
-bool TimedStep::outputs_are_numbers() {
-  if (stream_) {
-    device_out_.download(out_.data(), out_.bytes());
-    device_lse_.download(lse_.data(), lse_.bytes());
+Call TimedStep::validated() const {
+  Call call = {};
+  demand_ok(validate(&args_, true, &call), "tune");
+  return call;
+}
+
+rules::GpuRow TimedStep::deciding_row(Row row) {
+  RowFacts facts = {};
+  demand_ok(row_facts(validated(), row, &facts), "tune");
+  return facts.row;
+}
+
+void TimedStep::use(Row row) {
+  RowFacts facts = {};
+  demand_ok(row_facts(validated(), row, &facts), "tune");
+  row_ = row;
+  if (facts.workspace_bytes <= args_.workspace_bytes) return;
+  stream_->synchronize();
+  args_.workspace_bytes = facts.workspace_bytes;
+  device_workspace_ = io::DeviceMemory(args_.workspace_bytes, stream_->device());
+  args_.workspace = device_workspace_.data();
+}
+
+void TimedStep::compute(Row row) {
+  use(row);
+  device_out_.poison();
+  device_lse_.poison();
+  next_ = 0;
+  call();
+  stream_->synchronize();
+  download_outputs();
+}
+
+std::vector<Timing> TimedStep::time_in_turn(const std::vector<Row> &rows) {
+  constexpr int turns = 9;
+  for (const Row row : rows) use(row);  // all graphs work in the largest workspace
+  use(nullptr);
+  const std::size_t rounds = rounds_of_a_replay();
+  std::vector<std::unique_ptr<io::DeviceGraph>> graphs;
+  for (const Row row : rows) {
+    use(row);
+    call();
+    stream_->synchronize();
+    graphs.emplace_back(new io::DeviceGraph(capture(rounds)));
   }
+  for (double warm = 0; warm < kReplayWarmUpSeconds;) {
+    for (const auto &graph : graphs) warm += replay_seconds(*graph);
+  }
+  std::vector<std::vector<double>> seconds(rows.size());
+  for (int turn = 0; turn < turns; ++turn) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      seconds[i].push_back(replay_seconds(*graphs[i]) / static_cast<double>(rounds * table_data_.size()));
+    }
+  }
+  std::vector<Timing> timings;
+  for (std::vector<double> &s : seconds) timings.push_back(summarize(std::move(s)));
+  return timings;
+}
+
+void TimedStep::download_outputs() {
+  device_out_.download(out_.data(), out_.bytes());
+  device_lse_.download(lse_.data(), lse_.bytes());
+}
+
+bool TimedStep::outputs_are_numbers() {
+  if (stream_) download_outputs();
   const auto no_nan = [](const io::TensorBuffer &t) {
     for (int64_t i = 0; i < t.size(); ++i) {
       if (std::isnan(rules::load_float(t.dtype(), t.data(), i))) return false;

@@ -8,9 +8,11 @@
 #include <memory>
 #include <vector>
 
+#include "api/validate.h"
 #include "io/device_memory.h"
 #include "io/tensor_buffer.h"
 #include "mlaverify/mlaverify.h"
+#include "rules/config_table.h"
 #include "timer.h"
 #include "work.h"
 
@@ -22,6 +24,12 @@ struct CallOptions {
   int32_t num_kv_splits = 0;
   uint32_t flags = 0;  // MLAVERIFY_FLAG_*
 };
+
+// Enough page sets that no processor cache still holds one when its turn comes again.
+int64_t rotation_bytes(mlaverify_backend backend);
+
+// Throws Failure (bad input) where a shape takes more memory than this machine has available.
+void demand_memory(const std::vector<Shape> &shapes, mlaverify_backend backend);
 
 class TimedStep {
  public:
@@ -42,6 +50,20 @@ class TimedStep {
   // Whether the last call wrote every output, and no NaN.
   bool outputs_are_numbers();
 
+  // ---- With the cuda backend, to compare rows of the config table (backends/tuning.h). Null: as the library does it.
+  using Row = const rules::GpuRow *;
+
+  // The row that decides for a call with `row`.
+  rules::GpuRow deciding_row(Row row);
+
+  // Computes the first page set into outputs of NaN. The result is there until the next call.
+  void compute(Row row);
+  const io::TensorBuffer &out() const { return out_; }  // [rows, heads, v_dim]
+  const io::TensorBuffer &lse() const { return lse_; }  // [rows, heads]
+
+  // One timing for each of the rows, of replays in turn: a drift of the clocks meets all alike.
+  std::vector<Timing> time_in_turn(const std::vector<Row> &rows);
+
  private:
   struct Free {
     void operator()(void *p) const { std::free(p); }
@@ -49,6 +71,12 @@ class TimedStep {
   void move_to_device();
   void call();  // on the next page set; on the device it only starts it
   Timing time_replays();
+  std::size_t rounds_of_a_replay();  // through all page sets, so that it takes some milliseconds
+  io::DeviceGraph capture(std::size_t rounds);
+  double replay_seconds(const io::DeviceGraph &graph) const;
+  Call validated() const;
+  void use(Row row);  // from now on; makes room for it
+  void download_outputs();
 
   io::TensorBuffer q_, kv_, out_, lse_, seq_lens_;
   std::vector<io::TensorBuffer> tables_;  // one a page set
@@ -60,6 +88,7 @@ class TimedStep {
   std::unique_ptr<io::DeviceStream> stream_;  // null: calls run on the host
   std::vector<io::DeviceMemory> device_inputs_;
   io::DeviceMemory device_out_, device_lse_, device_workspace_;
+  Row row_ = nullptr;
 };
 
 }  // namespace mlaverify::cli
