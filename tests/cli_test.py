@@ -474,6 +474,15 @@ class InfoAndPlanTest(CliTest):
             self.assert_refused(mlaverify(*shape, "--arch", "sm_90", env={"MLAVERIFY_TUNE_FILE": path}), path + ": ")
         self.assert_good(mlaverify(*shape, "--arch", "cpu", env={"MLAVERIFY_TUNE_FILE": self.path("missing.tune")}))
 
+    def test_tune(self):
+        self.assert_refused(mlaverify("tune", "--heads", 0), "--heads")
+        self.assert_refused(mlaverify("tune", "--grid", "smoke", "--batch", 2), "--grid")
+        cuda = next(b for b in json.loads(mlaverify("info", "--json").stdout)["backends"] if b["name"] == "cuda")
+        if not cuda["available"]:
+            out = self.path("h200.tune")
+            self.assert_refused(mlaverify("tune", "--grid", "smoke", "--out", out), "cuda", cuda["detail"], code=3)
+            self.assertFalse(os.path.exists(out))
+
     def test_plan_usage(self):
         good = {"--batch": 2, "--qlen": 2, "--heads": 4, "--arch": "cpu"}
         flat = lambda options: [x for pair in options.items() for x in pair]  # noqa: E731
