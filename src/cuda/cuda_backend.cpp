@@ -44,7 +44,7 @@ void apply_tune_file(int index, Device *d) {
   if (d->error != cudaSuccess) return;
   d->tune = cuda::check_card(setting.file, {properties.name, std::to_string(d->major) + "." + std::to_string(d->minor),
                                             d->target.arch, d->target.sms});
-  d->target.tuned = setting.rows();
+  if (d->tune.ok()) d->target.tuned = setting.rows();
 }
 
 Device query(int index) {
@@ -171,7 +171,7 @@ class CudaBackend final : public Backend {
       return Availability{{},
                           std::to_string(all.list.size()) + " device(s), the first sm_" + std::to_string(d.major) +
                               std::to_string(d.minor) + " with " + std::to_string(d.target.sms) + " multiprocessors" +
-                              (cuda::tune_setting().set ? ", " + std::to_string(d.target.tuned.count) + " tuned rows" : "")};
+                              (cuda::tune_setting().set ? ", tuned rows: " + std::to_string(d.target.tuned.count) : "")};
     }();
     return a;
   }
