@@ -35,16 +35,7 @@ struct BenchOptions {
   bool json = false;
 };
 
-std::vector<Shape> shapes_of(const BenchOptions &options) {
-  const bool sizes_given = std::any_of(shape_options().begin(), shape_options().end(),
-                                       [&](const ShapeOption &o) { return o.size && options.shape.count(o.name) > 0; });
-  if (sizes_given && options.grid.empty()) return {make_shape(options.shape)};
-  if (sizes_given)
-    throw Failure(kBadInput, "--grid has sizes of its own: --heads, --qlen, --batch and --seq-len don't go with it");
-  std::vector<Shape> shapes = load_grid(options.grid.empty() ? "cpu" : options.grid);
-  for (Shape &s : shapes) s = change_shape(std::move(s), options.shape);
-  return shapes;
-}
+std::vector<Shape> shapes_of(const BenchOptions &options) { return requested_shapes(options.grid, options.shape, "cpu"); }
 
 void demand_cuda(const mlaverify_backend_info &backend, const char *option, const char *why) {
   if (on_gpu(backend.backend)) return;

@@ -214,4 +214,15 @@ std::vector<Shape> load_grid(const std::string &name_or_path) {
   return parse_grid(read_text(name_or_path), name_or_path);
 }
 
+std::vector<Shape> requested_shapes(const std::string &grid, const ShapeOptions &options, const std::string &usual) {
+  const bool sizes_given = std::any_of(shape_options().begin(), shape_options().end(),
+                                       [&](const ShapeOption &o) { return o.size && options.count(o.name) > 0; });
+  if (sizes_given && grid.empty()) return {make_shape(options)};
+  if (sizes_given)
+    throw Failure(kBadInput, "--grid has sizes of its own: --heads, --qlen, --batch and --seq-len don't go with it");
+  std::vector<Shape> shapes = load_grid(grid.empty() ? usual : grid);
+  for (Shape &s : shapes) s = change_shape(std::move(s), options);
+  return shapes;
+}
+
 }  // namespace mlaverify::cli

@@ -39,4 +39,8 @@ std::vector<Shape> parse_grid(std::string_view text, const std::string &source);
 // A built-in grid by its name, else the file of that path.
 std::vector<Shape> load_grid(const std::string &name_or_path);
 
+// What --grid and the options of a shape ask for: the one shape whose sizes are given, or a grid (`usual`, where `grid` is empty) with
+// `options` in each of its shapes. Throws Failure, also where both have sizes.
+std::vector<Shape> requested_shapes(const std::string &grid, const ShapeOptions &options, const std::string &usual);
+
 }  // namespace mlaverify::cli

@@ -121,6 +121,12 @@ nlohmann::ordered_json launch_json(const Target &target, const mlaverify_verify_
   if (!status.ok()) throw Failure(kBadInput, "plan: " + status.message);
   return {{"kernel", f.tensor_core ? "tensor-core" : "generic"},
           {"why", f.why},
+          {"row",
+           {{"rows", {f.row.rows_from, f.row.rows_to}},
+            {"types", rules::type_class_name(f.row.types)},
+            {"pages", rules::page_class_name(f.row.pages)},
+            {"kernel", rules::kernel_name(f.row.kernel)},
+            {"shares", f.row.shares_squared_per_tile}}},
           {"tile_rows", f.rows},
           {"tile_keys", f.keys},
           {"row_tiles", f.row_tiles},
@@ -197,6 +203,10 @@ nlohmann::ordered_json make_plan(const PlanOptions &options) {
 void print_launch(const nlohmann::ordered_json &l) {
   const auto number = [&](const char *key) { return l[key].get<int64_t>(); };
   fmt::print("kernel     {}: {}\n", l["kernel"].get<std::string>(), l["why"].get<std::string>());
+  const nlohmann::ordered_json &r = l["row"];
+  fmt::print("row        rows={}..{} types={} pages={} kernel={} shares={}\n", r["rows"][0].get<int64_t>(),
+             r["rows"][1].get<int64_t>(), r["types"].get<std::string>(), r["pages"].get<std::string>(),
+             r["kernel"].get<std::string>(), r["shares"].get<int64_t>());
   fmt::print("tiles      {} rows x {} keys; {} row tile{} in all\n", number("tile_rows"), number("tile_keys"),
              number("row_tiles"), number("row_tiles") == 1 ? "" : "s");
   fmt::print("blocks     {} ({} a multiprocessor) of {} threads, {} bytes of shared memory each\n", number("blocks"),
