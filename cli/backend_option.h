@@ -25,7 +25,8 @@ void demand_ok(const Status &status, const std::string &context);  // of a funct
 // first that can run here. Throws Failure with the reason if it cannot run here (exit code 3) or the variable is wrong (2).
 mlaverify_backend_info chosen_backend(mlaverify_backend asked);
 
-// Throws Failure (exit code 2) for a value of MLAVERIFY_BACKEND or MLAVERIFY_CPU_ISA that means nothing.
+// Throws Failure (exit code 2) where MLAVERIFY_BACKEND names no backend, or a backend refuses what its own variable says
+// (MLAVERIFY_CPU_ISA, MLAVERIFY_TUNE_FILE).
 void demand_sound_environment();
 
 // Throws Failure (exit code 3) with the reason if `backend` cannot run on this machine.
