@@ -102,13 +102,10 @@ void add_bench(CLI::App &app, int &exit_code) {
   options->call.num_threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   CLI::App *verb = app.add_subcommand("bench", "Time steps of given shapes against this machine's ceilings");
   // What says which shapes are timed and how; --properties has its own of all of these.
-  std::vector<CLI::Option *> what;
-  what.push_back(
-      verb->add_option("--grid", options->grid, "Built-in grid or a file of shapes, one a line (cpu, if no sizes are given)"));
-  for (const ShapeOption &o : shape_options()) {
-    what.push_back(verb->add_option_function<std::string>(
-        fmt::format("--{}", o.name), [options, &o](const std::string &value) { options->shape[o.name] = value; }, o.help));
-  }
+  CLI::Option *grid =
+      verb->add_option("--grid", options->grid, "Built-in grid or a file of shapes, one a line (cpu, if no sizes are given)");
+  std::vector<CLI::Option *> what = add_shape_options(*verb, options->shape);
+  what.push_back(grid);
   verb->add_option("--threads", options->call.num_threads, "Threads, for the ceilings too")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "gpu_report.h"
 #include "grid.h"
 #include "table.h"
 
@@ -267,9 +268,8 @@ nlohmann::ordered_json bench_setting_json(const BenchSetting &s, const Ceilings 
   nlohmann::ordered_json j = {{"version", s.version}, {"commit", s.commit},   {"compiler", s.compiler},
                               {"cpu", s.cpu},         {"backend", s.backend}, {"isa", s.detail}};
   if (s.gpu) {
-    j["gpu"] = {{"name", s.gpu->name},           {"compute_capability", s.gpu->compute_capability},
-                {"multiprocessors", s.gpu->sms}, {"driver", s.gpu->driver},
-                {"clocks", s.gpu->clocks},       {"product", s.product}};
+    j["gpu"] = gpu_json(*s.gpu);
+    j["gpu"]["product"] = s.product;
   } else {
     j["threads"] = s.threads;
   }

@@ -134,6 +134,15 @@ const std::vector<ShapeOption> &shape_options() {
   return options;
 }
 
+std::vector<CLI::Option *> add_shape_options(CLI::App &verb, ShapeOptions &options) {
+  std::vector<CLI::Option *> added;
+  for (const ShapeOption &o : shape_options()) {
+    added.push_back(verb.add_option_function<std::string>(
+        fmt::format("--{}", o.name), [&options, &o](const std::string &value) { options[o.name] = value; }, o.help));
+  }
+  return added;
+}
+
 Shape change_shape(Shape shape, const ShapeOptions &options) {
   const auto value = [&](const char *name) -> std::optional<std::string_view> {
     const auto it = options.find(name);

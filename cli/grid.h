@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "verb.h"
 #include "work.h"
 
 namespace mlaverify::cli {
@@ -21,6 +22,9 @@ struct ShapeOption {
   bool size;  // heads, queries, requests or lengths: what makes a shape, as opposed to how it is stored
 };
 const std::vector<ShapeOption> &shape_options();
+
+// Adds all of them to a verb; what is given goes into `options`, which must outlive the parse.
+std::vector<CLI::Option *> add_shape_options(CLI::App &verb, ShapeOptions &options);
 
 // Throws Failure (bad input) that names the option, its value and what it should be.
 Shape make_shape(const ShapeOptions &options);

@@ -14,6 +14,7 @@
 #include "cuda/tune_file.h"
 #include "error.h"
 #include "gpu.h"
+#include "gpu_report.h"
 #include "grid.h"
 #include "io/replace_file.h"
 #include "mlaverify/mlaverify.h"
@@ -156,15 +157,8 @@ nlohmann::ordered_json json_of(const Configuration &c, const Timing &t) {
 
 nlohmann::ordered_json tune_json(const GpuInfo &gpu, rules::Arch arch, const std::vector<TunedShape> &shapes,
                                  const std::vector<TunedRow> &rows) {
-  nlohmann::ordered_json j = {{"version", mlaverify_version()},
-                              {"gpu",
-                               {{"name", gpu.name},
-                                {"compute_capability", gpu.compute_capability},
-                                {"arch", rules::arch_name(arch)},
-                                {"multiprocessors", gpu.sms},
-                                {"driver", gpu.driver},
-                                {"clocks", gpu.clocks}}},
-                              {"noise", kNoise}};
+  nlohmann::ordered_json j = {{"version", mlaverify_version()}, {"gpu", gpu_json(gpu)}, {"noise", kNoise}};
+  j["gpu"]["arch"] = rules::arch_name(arch);
   j["shapes"] = nlohmann::ordered_json::array();
   for (const TunedShape &s : shapes) {
     nlohmann::ordered_json shape = {{"shape", shape_line(s.shape)},
@@ -183,15 +177,12 @@ nlohmann::ordered_json tune_json(const GpuInfo &gpu, rules::Arch arch, const std
   }
   j["rows"] = nlohmann::ordered_json::array();
   for (const TunedRow &r : rows) {
-    j["rows"].push_back({{"rows", {r.row.rows_from, r.row.rows_to}},
-                         {"types", rules::type_class_name(r.row.types)},
-                         {"pages", rules::page_class_name(r.row.pages)},
-                         {"kernel", rules::kernel_name(r.row.kernel)},
-                         {"shares", r.row.shares_squared_per_tile},
-                         {"gain", r.gain},
-                         {"least_gain", r.least},
-                         {"most_gain", r.most},
-                         {"shapes", r.shapes}});
+    nlohmann::ordered_json row = row_json(r.row);
+    row["gain"] = r.gain;
+    row["least_gain"] = r.least;
+    row["most_gain"] = r.most;
+    row["shapes"] = r.shapes;
+    j["rows"].push_back(row);
   }
   return j;
 }
@@ -247,10 +238,7 @@ void add_tune(CLI::App &app, int &exit_code) {
   auto options = std::make_shared<TuneOptions>();
   CLI::App *verb = app.add_subcommand("tune", "Find faster rows of the config table for this GPU");
   verb->add_option("--grid", options->grid, "Built-in grid or a file of shapes, one a line (h200, if no sizes are given)");
-  for (const ShapeOption &o : shape_options()) {
-    verb->add_option_function<std::string>(
-        fmt::format("--{}", o.name), [options, &o](const std::string &value) { options->shape[o.name] = value; }, o.help);
-  }
+  add_shape_options(*verb, options->shape);
   verb->add_option("-o,--out", options->out, "Write a file for MLAVERIFY_TUNE_FILE")->type_name("FILE");
   verb->add_flag("--json", options->json, "Print one JSON object");
   verb->callback([options, &exit_code] { exit_code = tune(*options); });
