@@ -156,7 +156,7 @@ void TimedStep::move_to_device() {
 
 void TimedStep::set_flags(uint32_t flags) {
   args_.flags = flags;
-  demand_ok(mlaverify_workspace_size(&args_, &args_.workspace_bytes), "bench");
+  demand_ok(mlaverify_workspace_size(&args_, &args_.workspace_bytes), shape_);
   if (args_.workspace_bytes == 0) return;
   if (stream_) {
     device_workspace_ = io::DeviceMemory(args_.workspace_bytes, stream_->device());
@@ -173,9 +173,9 @@ void TimedStep::call() {
   args_.block_table.data = table_data_[next_];
   next_ = (next_ + 1) % table_data_.size();
   if (row_ != nullptr) {
-    demand_ok(run_with_row(validated(), *row_), "tune");
+    demand_ok(run_with_row(validated(), *row_), shape_);
   } else {
-    demand_ok(mlaverify_decode_attention_fwd_verify(&args_), "bench");
+    demand_ok(mlaverify_decode_attention_fwd_verify(&args_), shape_);
   }
 }
 
@@ -235,7 +235,7 @@ std::vector<Timing> TimedStep::time_replays(const std::vector<Replay> &replays, 
   return timings;
 }
 
-void TimedStep::warm_up() { demand_ok(mlaverify_warmup_decode_attention_fwd_verify(&args_, &args_.qlen, 1), "bench"); }
+void TimedStep::warm_up() { demand_ok(mlaverify_warmup_decode_attention_fwd_verify(&args_, &args_.qlen, 1), shape_); }
 
 TimedStep::CapturedCall TimedStep::capture_call() {
   CapturedCall captured;
@@ -251,19 +251,19 @@ TimedStep::CapturedCall TimedStep::capture_call() {
 
 Call TimedStep::validated() const {
   Call call = {};
-  demand_ok(validate(&args_, true, &call), "tune");
+  demand_ok(validate(&args_, true, &call), shape_);
   return call;
 }
 
 rules::GpuRow TimedStep::deciding_row(Row row) {
   RowFacts facts = {};
-  demand_ok(row_facts(validated(), row, &facts), "tune");
+  demand_ok(row_facts(validated(), row, &facts), shape_);
   return facts.row;
 }
 
 void TimedStep::use(Row row) {
   RowFacts facts = {};
-  demand_ok(row_facts(validated(), row, &facts), "tune");
+  demand_ok(row_facts(validated(), row, &facts), shape_);
   row_ = row;
   if (facts.workspace_bytes <= args_.workspace_bytes) return;
   stream_->synchronize();

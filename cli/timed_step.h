@@ -102,7 +102,7 @@ class TimedStep {
   void use(Row row);  // from now on; makes room for it
   void download_outputs();
 
-  const std::string shape_;  // as shape_line() writes it
+  const std::string shape_;  // as shape_line() writes it; stands in front of what the library refuses
   io::TensorBuffer q_, kv_, out_, lse_, seq_lens_;
   std::vector<io::TensorBuffer> tables_;  // one a page set
   std::unique_ptr<void, Free> workspace_;
