@@ -180,8 +180,8 @@ std::optional<double> BenchResult::ratio_to_sustained_peer() const {
 void print_bench_setting(const BenchSetting &s) {
   fmt::print("mlaverify {}{}, {}\n", s.version, s.commit.empty() ? "" : " (git " + s.commit + ")", s.compiler);
   if (s.gpu) {
-    fmt::print("{}, compute capability {}, {} multiprocessors, driver {}, backend {}\n", s.gpu->name, s.gpu->compute_capability,
-               s.gpu->sms, s.gpu->driver, s.backend);
+    fmt::print("{}, compute capability {}, {} multiprocessors, driver {}, backend {} ({})\n", s.gpu->name,
+               s.gpu->compute_capability, s.gpu->sms, s.gpu->driver, s.backend, s.detail);
     fmt::print("clocks: {}\n", s.gpu->clocks);
     fmt::print("measured ceilings: memory read {:.1f} GB/s, bf16 product {:.1f} TFLOP/s ({})\n",
                s.ceilings.bytes_per_second / 1e9, s.ceilings.flops_per_second / 1e12, s.product);
