@@ -39,10 +39,14 @@ void add_backend_option(CLI::App &verb, mlaverify_backend &backend) {
 }
 
 void demand_ok(mlaverify_status status, const std::string &context) {
-  if (status == MLAVERIFY_OK) return;
-  const std::string message = (context.empty() ? "" : context + ": ") + mlaverify_last_error();
-  if (status == MLAVERIFY_ERR_DEVICE) throw io::DeviceError(message);
-  const bool bad_input = status == MLAVERIFY_ERR_INVALID_ARGUMENT || status == MLAVERIFY_ERR_INVALID_VALUE;
+  if (status != MLAVERIFY_OK) demand_ok(Status(status, mlaverify_last_error()), context);
+}
+
+void demand_ok(const Status &status, const std::string &context) {
+  if (status.ok()) return;
+  const std::string message = (context.empty() ? "" : context + ": ") + status.message;
+  if (status.code == MLAVERIFY_ERR_DEVICE) throw io::DeviceError(message);
+  const bool bad_input = status.code == MLAVERIFY_ERR_INVALID_ARGUMENT || status.code == MLAVERIFY_ERR_INVALID_VALUE;
   throw Failure(bad_input ? kBadInput : kCannotRun, message);
 }
 

@@ -35,16 +35,7 @@ struct BenchOptions {
   bool json = false;
 };
 
-std::vector<Shape> shapes_of(const BenchOptions &options) {
-  const bool sizes_given = std::any_of(shape_options().begin(), shape_options().end(),
-                                       [&](const ShapeOption &o) { return o.size && options.shape.count(o.name) > 0; });
-  if (sizes_given && options.grid.empty()) return {make_shape(options.shape)};
-  if (sizes_given)
-    throw Failure(kBadInput, "--grid has sizes of its own: --heads, --qlen, --batch and --seq-len don't go with it");
-  std::vector<Shape> shapes = load_grid(options.grid.empty() ? "cpu" : options.grid);
-  for (Shape &s : shapes) s = change_shape(std::move(s), options.shape);
-  return shapes;
-}
+std::vector<Shape> shapes_of(const BenchOptions &options) { return requested_shapes(options.grid, options.shape, "cpu"); }
 
 void demand_cuda(const mlaverify_backend_info &backend, const char *option, const char *why) {
   if (on_gpu(backend.backend)) return;
@@ -111,13 +102,10 @@ void add_bench(CLI::App &app, int &exit_code) {
   options->call.num_threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   CLI::App *verb = app.add_subcommand("bench", "Time steps of given shapes against this machine's ceilings");
   // What says which shapes are timed and how; --properties has its own of all of these.
-  std::vector<CLI::Option *> what;
-  what.push_back(
-      verb->add_option("--grid", options->grid, "Built-in grid or a file of shapes, one a line (cpu, if no sizes are given)"));
-  for (const ShapeOption &o : shape_options()) {
-    what.push_back(verb->add_option_function<std::string>(
-        fmt::format("--{}", o.name), [options, &o](const std::string &value) { options->shape[o.name] = value; }, o.help));
-  }
+  CLI::Option *grid =
+      verb->add_option("--grid", options->grid, "Built-in grid or a file of shapes, one a line (cpu, if no sizes are given)");
+  std::vector<CLI::Option *> what = add_shape_options(*verb, options->shape);
+  what.push_back(grid);
   verb->add_option("--threads", options->call.num_threads, "Threads, for the ceilings too")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();

@@ -1,39 +1,10 @@
 #include "bench_measure.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-
-#include "error.h"
 #include "grid.h"
 #include "machine.h"
 #include "other_program.h"
 
 namespace mlaverify::cli {
-namespace {
-
-// Enough that no processor cache still holds a page set when its turn comes again.
-int64_t rotation_bytes(mlaverify_backend backend) {
-  return on_gpu(backend) ? int64_t{256} << 20 : std::max(int64_t{64} << 20, 2 * last_level_cache_bytes());
-}
-
-void demand_numbers(TimedStep &step, const Shape &shape) {
-  if (step.outputs_are_numbers()) return;
-  throw Failure(kCheckFailed, shape_line(shape) + ": the output has NaN in it, should be numbers only");
-}
-
-}  // namespace
-
-void demand_memory(const std::vector<Shape> &shapes, mlaverify_backend backend) {
-  const auto available = static_cast<double>(available_memory_bytes());
-  for (const Shape &s : shapes) {
-    const double needed = TimedStep::bytes_needed(s, rotation_bytes(backend));
-    if (available > 0 && needed > available) {
-      throw Failure(kBadInput, fmt::format("{}: takes {:.3g} GB of memory, should be at most the {:.3g} GB available",
-                                           shape_line(s), needed / 1e9, available / 1e9));
-    }
-  }
-}
 
 GpuCeilings measure_ceilings(const CallOptions &call) {
   return on_gpu(call.backend) ? measure_gpu_ceilings(kGpu) : GpuCeilings{measure_cpu_ceilings(call.num_threads), ""};
@@ -61,11 +32,11 @@ BenchResult measure_shape(const Shape &shape, const CallOptions &call, const Ben
   BenchResult r;
   r.shape = shape;
   r.time = step.time();
-  demand_numbers(step, shape);
+  step.demand_numbers();
   if (setting.invariant) {
     step.set_flags(MLAVERIFY_FLAG_BATCH_INVARIANT);
     r.invariant = step.time();
-    demand_numbers(step, shape);
+    step.demand_numbers();
     step.set_flags(call.flags);
   }
   if (setting.sustained) r.sustained = step.time_sustained();  // last: it leaves the machine hot

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "gpu_report.h"
 #include "grid.h"
 #include "table.h"
 
@@ -179,8 +180,8 @@ std::optional<double> BenchResult::ratio_to_sustained_peer() const {
 void print_bench_setting(const BenchSetting &s) {
   fmt::print("mlaverify {}{}, {}\n", s.version, s.commit.empty() ? "" : " (git " + s.commit + ")", s.compiler);
   if (s.gpu) {
-    fmt::print("{}, compute capability {}, {} multiprocessors, driver {}, backend {}\n", s.gpu->name, s.gpu->compute_capability,
-               s.gpu->sms, s.gpu->driver, s.backend);
+    fmt::print("{}, compute capability {}, {} multiprocessors, driver {}, backend {} ({})\n", s.gpu->name,
+               s.gpu->compute_capability, s.gpu->sms, s.gpu->driver, s.backend, s.detail);
     fmt::print("clocks: {}\n", s.gpu->clocks);
     fmt::print("measured ceilings: memory read {:.1f} GB/s, bf16 product {:.1f} TFLOP/s ({})\n",
                s.ceilings.bytes_per_second / 1e9, s.ceilings.flops_per_second / 1e12, s.product);
@@ -267,9 +268,8 @@ nlohmann::ordered_json bench_setting_json(const BenchSetting &s, const Ceilings 
   nlohmann::ordered_json j = {{"version", s.version}, {"commit", s.commit},   {"compiler", s.compiler},
                               {"cpu", s.cpu},         {"backend", s.backend}, {"isa", s.detail}};
   if (s.gpu) {
-    j["gpu"] = {{"name", s.gpu->name},           {"compute_capability", s.gpu->compute_capability},
-                {"multiprocessors", s.gpu->sms}, {"driver", s.gpu->driver},
-                {"clocks", s.gpu->clocks},       {"product", s.product}};
+    j["gpu"] = gpu_json(*s.gpu);
+    j["gpu"]["product"] = s.product;
   } else {
     j["threads"] = s.threads;
   }

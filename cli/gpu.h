@@ -1,4 +1,4 @@
-// The GPU that bench and plan look at: what it is, and what it can do at most. In a build without CUDA all but
+// The GPU that bench, tune and plan look at: what it is, and what it can do at most. In a build without CUDA all but
 // stated_gpu() throw io::DeviceError, as they do where the device fails.
 #pragma once
 

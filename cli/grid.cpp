@@ -134,6 +134,15 @@ const std::vector<ShapeOption> &shape_options() {
   return options;
 }
 
+std::vector<CLI::Option *> add_shape_options(CLI::App &verb, ShapeOptions &options) {
+  std::vector<CLI::Option *> added;
+  for (const ShapeOption &o : shape_options()) {
+    added.push_back(verb.add_option_function<std::string>(
+        fmt::format("--{}", o.name), [&options, &o](const std::string &value) { options[o.name] = value; }, o.help));
+  }
+  return added;
+}
+
 Shape change_shape(Shape shape, const ShapeOptions &options) {
   const auto value = [&](const char *name) -> std::optional<std::string_view> {
     const auto it = options.find(name);
@@ -212,6 +221,17 @@ std::vector<Shape> load_grid(const std::string &name_or_path) {
     if (g.name == name_or_path) return parse_grid(g.text, fmt::format("shapes/{}.txt", g.name));
   }
   return parse_grid(read_text(name_or_path), name_or_path);
+}
+
+std::vector<Shape> requested_shapes(const std::string &grid, const ShapeOptions &options, const std::string &usual) {
+  const bool sizes_given = std::any_of(shape_options().begin(), shape_options().end(),
+                                       [&](const ShapeOption &o) { return o.size && options.count(o.name) > 0; });
+  if (sizes_given && grid.empty()) return {make_shape(options)};
+  if (sizes_given)
+    throw Failure(kBadInput, "--grid has sizes of its own: --heads, --qlen, --batch and --seq-len don't go with it");
+  std::vector<Shape> shapes = load_grid(grid.empty() ? usual : grid);
+  for (Shape &s : shapes) s = change_shape(std::move(s), options);
+  return shapes;
 }
 
 }  // namespace mlaverify::cli

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "verb.h"
 #include "work.h"
 
 namespace mlaverify::cli {
@@ -21,6 +22,9 @@ struct ShapeOption {
   bool size;  // heads, queries, requests or lengths: what makes a shape, as opposed to how it is stored
 };
 const std::vector<ShapeOption> &shape_options();
+
+// Adds all of them to a verb; what is given goes into `options`, which must outlive the parse.
+std::vector<CLI::Option *> add_shape_options(CLI::App &verb, ShapeOptions &options);
 
 // Throws Failure (bad input) that names the option, its value and what it should be.
 Shape make_shape(const ShapeOptions &options);
@@ -38,5 +42,9 @@ std::vector<Shape> parse_grid(std::string_view text, const std::string &source);
 
 // A built-in grid by its name, else the file of that path.
 std::vector<Shape> load_grid(const std::string &name_or_path);
+
+// What --grid and the options of a shape ask for: the one shape whose sizes are given, or a grid (`usual`, where `grid` is empty) with
+// `options` in each of its shapes. Throws Failure, also where both have sizes.
+std::vector<Shape> requested_shapes(const std::string &grid, const ShapeOptions &options, const std::string &usual);
 
 }  // namespace mlaverify::cli

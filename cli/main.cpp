@@ -30,6 +30,7 @@ int main(int argc, char **argv) {
   cli::add_run(app, exit_code);
   cli::add_check(app, exit_code);
   cli::add_bench(app, exit_code);
+  cli::add_tune(app, exit_code);
   cli::add_replay(app, exit_code);
   try {
     app.parse(argc, argv);

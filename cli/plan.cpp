@@ -13,6 +13,7 @@
 #include "backends/launch_facts.h"
 #include "error.h"
 #include "gpu.h"
+#include "gpu_report.h"
 #include "grid.h"
 #include "mlaverify/mlaverify.h"
 #include "rules/hd.h"
@@ -121,6 +122,7 @@ nlohmann::ordered_json launch_json(const Target &target, const mlaverify_verify_
   if (!status.ok()) throw Failure(kBadInput, "plan: " + status.message);
   return {{"kernel", f.tensor_core ? "tensor-core" : "generic"},
           {"why", f.why},
+          {"row", row_json(f.row)},
           {"tile_rows", f.rows},
           {"tile_keys", f.keys},
           {"row_tiles", f.row_tiles},
@@ -197,6 +199,10 @@ nlohmann::ordered_json make_plan(const PlanOptions &options) {
 void print_launch(const nlohmann::ordered_json &l) {
   const auto number = [&](const char *key) { return l[key].get<int64_t>(); };
   fmt::print("kernel     {}: {}\n", l["kernel"].get<std::string>(), l["why"].get<std::string>());
+  const nlohmann::ordered_json &r = l["row"];
+  fmt::print("row        rows={}..{} types={} pages={} kernel={} shares={}\n", r["rows"][0].get<int64_t>(),
+             r["rows"][1].get<int64_t>(), r["types"].get<std::string>(), r["pages"].get<std::string>(),
+             r["kernel"].get<std::string>(), r["shares"].get<int64_t>());
   fmt::print("tiles      {} rows x {} keys; {} row tile{} in all\n", number("tile_rows"), number("tile_keys"),
              number("row_tiles"), number("row_tiles") == 1 ? "" : "s");
   fmt::print("blocks     {} ({} a multiprocessor) of {} threads, {} bytes of shared memory each\n", number("blocks"),
@@ -248,12 +254,8 @@ void print(const nlohmann::ordered_json &j) {
 void add_plan(CLI::App &app, int &exit_code) {
   CLI::App *verb = app.add_subcommand("plan", "Show launch, split bound, workspace, work and floor of a step");
   auto options = std::make_shared<PlanOptions>();
-  for (const ShapeOption &o : shape_options()) {
-    const std::string name = o.name;
-    CLI::Option *option = verb->add_option_function<std::string>(
-        "--" + name, [options, name](const std::string &value) { options->shape[name] = value; }, o.help);
-    if (name == "heads" || name == "qlen" || name == "batch") option->required();
-  }
+  add_shape_options(*verb, options->shape);
+  for (const char *name : {"--heads", "--qlen", "--batch"}) verb->get_option(name)->required();
   verb->add_option("--num-kv-splits", options->num_kv_splits, "KV splits for the workspace (0: automatic)");
   verb->add_option("--arch", options->arch, "Architecture to plan for (default: of this machine)")->type_name("NAME");
   verb->add_option("--sm-count", options->sm_count, "Multiprocessors (on a CPU: its threads)")->check(CLI::Range(1, 1 << 20));

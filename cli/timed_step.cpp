@@ -1,14 +1,18 @@
 #include "timed_step.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <utility>
 
 #include "backend_option.h"
+#include "backends/tuning.h"
 #include "error.h"
 #include "gpu.h"
 #include "grid.h"
+#include "machine.h"
 #include "random.h"
 #include "random_rows.h"
 
@@ -42,7 +46,24 @@ Layout layout_of(const Shape &shape, int64_t rotation_bytes) {
 
 double rows_of(const Shape &shape) { return static_cast<double>(shape.seq_lens.size()) * shape.qlen; }
 
+constexpr double kReplayWarmUpSeconds = 0.02;
+
 }  // namespace
+
+int64_t rotation_bytes(mlaverify_backend backend) {
+  return on_gpu(backend) ? int64_t{256} << 20 : std::max(int64_t{64} << 20, 2 * last_level_cache_bytes());
+}
+
+void demand_memory(const std::vector<Shape> &shapes, mlaverify_backend backend) {
+  const auto available = static_cast<double>(available_memory_bytes());
+  for (const Shape &s : shapes) {
+    const double needed = TimedStep::bytes_needed(s, rotation_bytes(backend));
+    if (available > 0 && needed > available) {
+      throw Failure(kBadInput, fmt::format("{}: takes {:.3g} GB of memory, should be at most the {:.3g} GB available",
+                                           shape_line(s), needed / 1e9, available / 1e9));
+    }
+  }
+}
 
 double TimedStep::bytes_needed(const Shape &shape, int64_t rotation_bytes) {
   const Layout l = layout_of(shape, rotation_bytes);
@@ -51,13 +72,13 @@ double TimedStep::bytes_needed(const Shape &shape, int64_t rotation_bytes) {
   return l.pages * (l.page_bytes + sizeof(int32_t)) + rows_of(shape) * shape.num_heads * row_bytes + l.sets * table_bytes;
 }
 
-TimedStep::TimedStep(const Shape &shape, int64_t rotation_bytes, const CallOptions &options) {
+TimedStep::TimedStep(const Shape &shape, int64_t rotation_bytes, const CallOptions &options) : shape_(shape_line(shape)) {
   const Layout layout = layout_of(shape, rotation_bytes);
   const auto batch = static_cast<int64_t>(shape.seq_lens.size());
   const auto rows = static_cast<int64_t>(rows_of(shape));
   const auto num_pages = static_cast<int64_t>(layout.pages);
   if (num_pages > INT32_MAX) {
-    throw Failure(kBadInput, shape_line(shape) + ": the cache would have more pages than a block table can number");
+    throw Failure(kBadInput, shape_ + ": the cache would have more pages than a block table can number");
   }
   Random random(1);
   q_ = io::TensorBuffer(shape.q_dtype, {rows, shape.num_heads, shape.qk_dim});
@@ -109,7 +130,7 @@ TimedStep::TimedStep(const Shape &shape, int64_t rotation_bytes, const CallOptio
   poison(out_.data(), out_.bytes());
   poison(lse_.data(), lse_.bytes());
   for (io::TensorBuffer &table : tables_) table_data_.push_back(table.data());
-  if (options.backend == MLAVERIFY_BACKEND_CUDA) move_to_device();
+  if (on_gpu(options.backend)) move_to_device();
   set_flags(options.flags);
 }
 
@@ -135,7 +156,7 @@ void TimedStep::move_to_device() {
 
 void TimedStep::set_flags(uint32_t flags) {
   args_.flags = flags;
-  demand_ok(mlaverify_workspace_size(&args_, &args_.workspace_bytes), "bench");
+  demand_ok(mlaverify_workspace_size(&args_, &args_.workspace_bytes), shape_);
   if (args_.workspace_bytes == 0) return;
   if (stream_) {
     device_workspace_ = io::DeviceMemory(args_.workspace_bytes, stream_->device());
@@ -151,15 +172,16 @@ void TimedStep::set_flags(uint32_t flags) {
 void TimedStep::call() {
   args_.block_table.data = table_data_[next_];
   next_ = (next_ + 1) % table_data_.size();
-  demand_ok(mlaverify_decode_attention_fwd_verify(&args_), "bench");
+  if (row_ != nullptr) {
+    demand_ok(run_with_row(validated(), *row_), shape_);
+  } else {
+    demand_ok(mlaverify_decode_attention_fwd_verify(&args_), shape_);
+  }
 }
 
 Timing TimedStep::time() {
   if (!stream_) return time_calls([this] { call(); });
-  constexpr double warm_up_seconds = 0.02;
-  const Replay replay = capture_milliseconds();
-  for (double warm = 0; warm < warm_up_seconds;) warm += seconds_of_replay(replay);
-  return time_replays(replay, 7);
+  return time_replays({capture_milliseconds()}, kReplayWarmUpSeconds, 7)[0];
 }
 
 Timing TimedStep::time_sustained() {
@@ -168,12 +190,13 @@ Timing TimedStep::time_sustained() {
   const double seconds = seconds_of_replay(replay);
   // All are submitted at once, so that the device never waits for the host.
   for (double submitted = 0; submitted < kSustainedSeconds; submitted += seconds) replay.graph->replay();
-  return time_replays(replay, 31);
+  return time_replays({replay}, 0, 31)[0];
 }
 
 TimedStep::Replay TimedStep::capture(std::size_t rounds) {
   const std::size_t calls = rounds * table_data_.size();
-  auto graph = std::make_unique<io::DeviceGraph>(*stream_, [this, calls] {
+  next_ = 0;
+  auto graph = std::make_shared<const io::DeviceGraph>(*stream_, [this, calls] {
     for (std::size_t i = 0; i < calls; ++i) call();
   });
   return {std::move(graph), static_cast<double>(calls)};
@@ -183,7 +206,6 @@ TimedStep::Replay TimedStep::capture_milliseconds() {
   constexpr double replay_seconds = 0.0042;  // a little more than 4 ms: the estimate is one
   call();                                    // loads the kernels, which must not happen during capture
   stream_->synchronize();
-  next_ = 0;
   double round_seconds = 0;
   {
     const Replay round = capture(1);
@@ -193,18 +215,27 @@ TimedStep::Replay TimedStep::capture_milliseconds() {
   return capture(static_cast<std::size_t>(std::ceil(replay_seconds / round_seconds)));
 }
 
-double TimedStep::seconds_of_replay(const Replay &replay) {
+double TimedStep::seconds_of_replay(const Replay &replay) const {
   replay.graph->replay();  // keeps the device busy while the host submits the other one
   return stream_->seconds_of([&] { replay.graph->replay(); });
 }
 
-Timing TimedStep::time_replays(const Replay &replay, int times) {
-  std::vector<double> seconds(static_cast<std::size_t>(times));
-  for (double &s : seconds) s = seconds_of_replay(replay) / replay.calls;
-  return summarize(std::move(seconds));
+std::vector<Timing> TimedStep::time_replays(const std::vector<Replay> &replays, double warm_up_seconds, int times) const {
+  for (double warm = 0; warm < warm_up_seconds;) {
+    for (const Replay &r : replays) warm += seconds_of_replay(r);
+  }
+  std::vector<std::vector<double>> seconds(replays.size());
+  for (int turn = 0; turn < times; ++turn) {
+    for (std::size_t i = 0; i < replays.size(); ++i) {
+      seconds[i].push_back(seconds_of_replay(replays[i]) / replays[i].calls);
+    }
+  }
+  std::vector<Timing> timings;
+  for (std::vector<double> &s : seconds) timings.push_back(summarize(std::move(s)));
+  return timings;
 }
 
-void TimedStep::warm_up() { demand_ok(mlaverify_warmup_decode_attention_fwd_verify(&args_, &args_.qlen, 1), "bench"); }
+void TimedStep::warm_up() { demand_ok(mlaverify_warmup_decode_attention_fwd_verify(&args_, &args_.qlen, 1), shape_); }
 
 TimedStep::CapturedCall TimedStep::capture_call() {
   CapturedCall captured;
@@ -218,18 +249,64 @@ TimedStep::CapturedCall TimedStep::capture_call() {
   return captured;
 }
 
-bool TimedStep::outputs_are_numbers() {
-  if (stream_) {
-    device_out_.download(out_.data(), out_.bytes());
-    device_lse_.download(lse_.data(), lse_.bytes());
+Call TimedStep::validated() const {
+  Call call = {};
+  demand_ok(validate(&args_, true, &call), shape_);
+  return call;
+}
+
+rules::GpuRow TimedStep::deciding_row(Row row) {
+  RowFacts facts = {};
+  demand_ok(row_facts(validated(), row, &facts), shape_);
+  return facts.row;
+}
+
+void TimedStep::use(Row row) {
+  RowFacts facts = {};
+  demand_ok(row_facts(validated(), row, &facts), shape_);
+  row_ = row;
+  if (facts.workspace_bytes <= args_.workspace_bytes) return;
+  stream_->synchronize();
+  args_.workspace_bytes = facts.workspace_bytes;
+  device_workspace_ = io::DeviceMemory(args_.workspace_bytes, stream_->device());
+  args_.workspace = device_workspace_.data();
+}
+
+void TimedStep::compute(Row row) {
+  use(row);
+  device_out_.poison();
+  device_lse_.poison();
+  next_ = 0;
+  call();
+  stream_->synchronize();
+  download_outputs();
+}
+
+std::vector<Timing> TimedStep::time_in_turn(const std::vector<Row> &rows) {
+  for (const Row row : rows) use(row);  // all graphs work in the largest workspace
+  std::vector<Replay> replays;
+  for (const Row row : rows) {
+    use(row);
+    replays.push_back(capture_milliseconds());
   }
+  return time_replays(replays, kReplayWarmUpSeconds, 9);
+}
+
+void TimedStep::download_outputs() {
+  device_out_.download(out_.data(), out_.bytes());
+  device_lse_.download(lse_.data(), lse_.bytes());
+}
+
+void TimedStep::demand_numbers() {
+  if (stream_) download_outputs();
   const auto no_nan = [](const io::TensorBuffer &t) {
     for (int64_t i = 0; i < t.size(); ++i) {
       if (std::isnan(rules::load_float(t.dtype(), t.data(), i))) return false;
     }
     return true;
   };
-  return no_nan(out_) && no_nan(lse_);
+  if (no_nan(out_) && no_nan(lse_)) return;
+  throw Failure(kCheckFailed, shape_ + ": the output has NaN in it, should be numbers only");
 }
 
 }  // namespace mlaverify::cli

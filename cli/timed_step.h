@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "api/validate.h"
 #include "io/device_memory.h"
 #include "io/tensor_buffer.h"
 #include "mlaverify/mlaverify.h"
+#include "rules/config_table.h"
 #include "timer.h"
 #include "work.h"
 
@@ -22,6 +25,14 @@ struct CallOptions {
   int32_t num_kv_splits = 0;
   uint32_t flags = 0;  // MLAVERIFY_FLAG_*
 };
+
+inline bool on_gpu(mlaverify_backend backend) { return backend == MLAVERIFY_BACKEND_CUDA; }
+
+// Enough page sets that no processor cache still holds one when its turn comes again.
+int64_t rotation_bytes(mlaverify_backend backend);
+
+// Throws Failure (bad input) where a shape takes more memory than this machine has available.
+void demand_memory(const std::vector<Shape> &shapes, mlaverify_backend backend);
 
 class TimedStep {
  public:
@@ -52,8 +63,22 @@ class TimedStep {
   };
   CapturedCall capture_call();
 
-  // Whether the last call wrote every output, and no NaN.
-  bool outputs_are_numbers();
+  // Throws Failure (check failed) where outputs hold NaN, as they do before the first call: a wrong result has no speed.
+  void demand_numbers();
+
+  // ---- With the cuda backend, to compare rows of the config table (backends/tuning.h). Null: as the library does it.
+  using Row = const rules::GpuRow *;
+
+  // The row that decides for a call with `row`.
+  rules::GpuRow deciding_row(Row row);
+
+  // Computes the first page set into outputs of NaN. The result is there until the next call.
+  void compute(Row row);
+  const io::TensorBuffer &out() const { return out_; }  // [rows, heads, v_dim]
+  const io::TensorBuffer &lse() const { return lse_; }  // [rows, heads]
+
+  // One timing for each of the rows, of replays in turn: a drift of the clocks meets all alike.
+  std::vector<Timing> time_in_turn(const std::vector<Row> &rows);
 
  private:
   struct Free {
@@ -64,14 +89,20 @@ class TimedStep {
 
   // On the device: calls captured in a graph, whole rounds through the page sets.
   struct Replay {
-    std::unique_ptr<io::DeviceGraph> graph;
+    std::shared_ptr<const io::DeviceGraph> graph;
     double calls = 0;
   };
   Replay capture(std::size_t rounds);
-  Replay capture_milliseconds();                   // 4 ms of calls, or a little more
-  double seconds_of_replay(const Replay &replay);  // behind another one
-  Timing time_replays(const Replay &replay, int times);
+  Replay capture_milliseconds();                         // 4 ms of calls, or a little more
+  double seconds_of_replay(const Replay &replay) const;  // behind another one
+  // Of a call of each, from `times` replays of all in turn.
+  std::vector<Timing> time_replays(const std::vector<Replay> &replays, double warm_up_seconds, int times) const;
 
+  Call validated() const;
+  void use(Row row);  // from now on; makes room for it
+  void download_outputs();
+
+  const std::string shape_;  // as shape_line() writes it; stands in front of what the library refuses
   io::TensorBuffer q_, kv_, out_, lse_, seq_lens_;
   std::vector<io::TensorBuffer> tables_;  // one a page set
   std::unique_ptr<void, Free> workspace_;
@@ -82,6 +113,7 @@ class TimedStep {
   std::unique_ptr<io::DeviceStream> stream_;  // null: calls run on the host
   std::vector<io::DeviceMemory> device_inputs_;
   io::DeviceMemory device_out_, device_lse_, device_workspace_;
+  Row row_ = nullptr;
 };
 
 }  // namespace mlaverify::cli

@@ -17,6 +17,7 @@ void add_plan(CLI::App &app, int &exit_code);
 void add_run(CLI::App &app, int &exit_code);
 void add_check(CLI::App &app, int &exit_code);
 void add_bench(CLI::App &app, int &exit_code);
+void add_tune(CLI::App &app, int &exit_code);
 void add_replay(CLI::App &app, int &exit_code);
 
 }  // namespace mlaverify::cli

@@ -15,6 +15,7 @@ BenchSetting setting() {
   BenchSetting s;
   s.version = "1.2.3";
   s.backend = "cuda";
+  s.detail = "1 device(s), tuned rows: 3";
   s.gpu = GpuInfo{};
   s.sustained = true;
   s.ceilings = peer_records().ceilings;
@@ -72,6 +73,12 @@ TEST(BenchReport, GroupsStandBesideTheirTargets) {
   EXPECT_EQ(j["groups"][0]["target"], 1.08);
   EXPECT_EQ(j["groups"][1]["name"], "A-D");
   EXPECT_EQ(j["groups"][1]["target"], 1.27);
+}
+
+TEST(BenchReport, TheHeadTellsOfTunedRows) {
+  testing::internal::CaptureStdout();
+  print_bench_head(setting(), false);
+  EXPECT_NE(testing::internal::GetCapturedStdout().find("backend cuda (1 device(s), tuned rows: 3)"), std::string::npos);
 }
 
 // The shape comes last, in one column, whatever a row lacks.

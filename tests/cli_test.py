@@ -444,6 +444,45 @@ class InfoAndPlanTest(CliTest):
         for part in ("tensor-core", "workspace", "NVIDIA H200", "floor"):
             self.assertIn(part, text.stdout)
 
+    def test_plan_with_a_tune_file(self):
+        shape = ("plan", "--batch", 16, "--qlen", 4, "--heads", 16, "--json")
+        plain = json.loads(mlaverify(*shape, "--arch", "sm_90").stdout)
+        if plain["launch"] is None:  # a build without CUDA
+            return
+        self.assertEqual(plain["launch"]["row"], {"rows": [17, 2147483647], "types": "any", "pages": "any", "kernel": "hopper",
+                                                  "shares": 32})
+        head = (f"mlaverify-tune 1\nlibrary {plain['version']}\ncard NVIDIA H200\ncompute-capability 9.0\narch sm_90\n"
+                "multiprocessors 132\n")
+        row = "row rows=33..64 types=same_16_bit pages=boxes kernel=portable_64 shares=8\n"
+        path = self.save_bytes((head + "# measured\n" + row).encode(), "h200.tune")
+        env = {"MLAVERIFY_TUNE_FILE": path}
+        tuned = mlaverify(*shape, "--arch", "sm_90", env=env)
+        self.assert_good(tuned)
+        launch = json.loads(tuned.stdout)["launch"]
+        self.assertEqual((launch["tile_keys"], launch["row"]["shares"], launch["row"]["rows"]), (32, 8, [33, 64]))
+        for more in (("--page-size", 48), ("--kv-dtype", "f8_e4m3")):
+            args = (*shape, *more, "--arch", "sm_90")
+            self.assertEqual(json.loads(mlaverify(*args, env=env).stdout), json.loads(mlaverify(*args).stdout))
+        for more, part in ((("--arch", "sm_80"), ":5: arch: got 'sm_90', must be 'sm_80'"),
+                           (("--arch", "sm_90", "--sm-count", 78), ":6: multiprocessors: got '132', must be '78'")):
+            self.assert_refused(mlaverify(*shape, *more, env=env), "MLAVERIFY_TUNE_FILE: " + path + part)
+        for text, part in ((b"", ":1: got ''"), (head.replace("tune 1", "tune 9").encode(), ":1: got 'mlaverify-tune 9'"),
+                           (head.encode() + b"\nrow x\n", ":8: rows: got 'x'"), (b"#" * ((1 << 20) + 1), ": is longer than 1 MiB")):
+            path = self.save_bytes(text, "bad.tune")
+            self.assert_refused(mlaverify(*shape, "--arch", "sm_90", env={"MLAVERIFY_TUNE_FILE": path}), path + part)
+        for path in (self.dir, self.path("missing.tune")):
+            self.assert_refused(mlaverify(*shape, "--arch", "sm_90", env={"MLAVERIFY_TUNE_FILE": path}), path + ": ")
+        self.assert_good(mlaverify(*shape, "--arch", "cpu", env={"MLAVERIFY_TUNE_FILE": self.path("missing.tune")}))
+
+    def test_tune(self):
+        self.assert_refused(mlaverify("tune", "--heads", 0), "--heads")
+        self.assert_refused(mlaverify("tune", "--grid", "smoke", "--batch", 2), "--grid")
+        cuda = next(b for b in json.loads(mlaverify("info", "--json").stdout)["backends"] if b["name"] == "cuda")
+        if not cuda["available"]:
+            out = self.path("h200.tune")
+            self.assert_refused(mlaverify("tune", "--grid", "smoke", "--out", out), "cuda", cuda["detail"], code=3)
+            self.assertFalse(os.path.exists(out))
+
     def test_plan_usage(self):
         good = {"--batch": 2, "--qlen": 2, "--heads": 4, "--arch": "cpu"}
         flat = lambda options: [x for pair in options.items() for x in pair]  # noqa: E731

@@ -16,7 +16,7 @@ ALLOWED = {
     "src/rules": ["rules/"],
     "src/oracle": ["rules/", "oracle/"],
     "src/cpu": ["mlaverify/", "rules/", "cpu/", "backends/backend.h", *CALL],
-    "src/cuda": ["mlaverify/", "rules/", "cuda/", "backends/backend.h", "backends/launch_facts.h", *CALL],
+    "src/cuda": ["mlaverify/", "rules/", "cuda/", "backends/backend.h", "backends/launch_facts.h", "backends/tuning.h", *CALL],
     "src/backends": ["mlaverify/", "rules/", "oracle/", "cpu/", "cuda/", "backends/", *CALL],
     "src/api": ["mlaverify/", "rules/", "backends/", "api/"],
     "src/io": ["mlaverify/", "rules/", "io/"],

@@ -276,7 +276,40 @@ TEST(ConfigTable, Mi300xSwitchesAfter640Rows) {
 TEST(ConfigTable, HopperHasTwoTiles) {
   EXPECT_EQ(verify_config(Arch::sm_90, 7, 1, 16).block_h, 16);
   EXPECT_EQ(verify_config(Arch::sm_90, 7, 1, 17).block_h, 64);
-  EXPECT_TRUE(takes_hopper_kernel(1, true));
+}
+
+TEST(ConfigTable, TheLastGpuRowOfAnArchitectureIsForAllCalls) {
+  for (const Arch arch : {Arch::sm_80, Arch::sm_86, Arch::sm_90, Arch::sm_100}) {
+    const GpuRow *last = nullptr;
+    for (const GpuRow &row : gpu_rows()) {
+      if (row.arch == arch) last = &row;
+    }
+    ASSERT_NE(last, nullptr);
+    EXPECT_TRUE(*last == (GpuRow{arch, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::generic, 16}));
+  }
+}
+
+TEST(ConfigTable, GpuRowsFitByRowsTypesAndPages) {
+  const GpuRow row = {Arch::sm_90, 17, 64, TypeClass::fp8_cache, PageClass::boxes, GpuKernel::hopper, 8};
+  const GpuRowKey key = {Arch::sm_90, 17, TypeClass::fp8_cache, PageClass::boxes};
+  EXPECT_TRUE(fits(row, key));
+  EXPECT_TRUE(fits(row, {Arch::sm_90, 64, key.types, key.pages}));
+  EXPECT_FALSE(fits(row, {Arch::sm_90, 16, key.types, key.pages}));
+  EXPECT_FALSE(fits(row, {Arch::sm_90, 65, key.types, key.pages}));
+  EXPECT_FALSE(fits(row, {Arch::sm_100, 17, key.types, key.pages}));
+  EXPECT_FALSE(fits(row, {Arch::sm_90, 17, TypeClass::same_16_bit, key.pages}));
+  EXPECT_FALSE(fits(row, {Arch::sm_90, 17, key.types, PageClass::gathered}));
+  EXPECT_TRUE(fits({Arch::sm_90, 17, 64, kAnyTypes, kAnyPages, row.kernel, 8}, key));
+}
+
+TEST(ConfigTable, ClassesOfTypesAndPages) {
+  EXPECT_EQ(type_class(DType::bf16, DType::bf16), TypeClass::same_16_bit);
+  EXPECT_EQ(type_class(DType::f16, DType::f8_e5m2), TypeClass::fp8_cache);
+  EXPECT_EQ(type_class(DType::f16, DType::bf16), TypeClass::other);
+  EXPECT_EQ(type_class(DType::bf16, DType::f32), TypeClass::other);
+  EXPECT_EQ(type_class(DType::f32, DType::f8_e4m3), TypeClass::other);
+  for (const int32_t size : {8, 16, 32, 64, 128, 1024}) EXPECT_EQ(page_class(size), PageClass::boxes) << size;
+  for (const int32_t size : {1, 4, 48, 100}) EXPECT_EQ(page_class(size), PageClass::gathered) << size;
 }
 
 TEST(ConfigTable, EveryRowCanBeUsed) {
@@ -392,7 +425,7 @@ RC_GTEST_PROP(Schedule, SharesOfEqualJobsCutThemAlike, ()) {
 
 TEST(Schedule, FewSharesForLittleWork) {
   const auto shares = [](int64_t jobs, int64_t tiles_of_each) {
-    return num_shares({132, whole_shares(132, jobs), shares_squared_per_tile(64, 1), jobs}, jobs * tiles_of_each, true);
+    return num_shares({132, whole_shares(132, jobs), shares_squared_per_tile(32, 1), jobs}, jobs * tiles_of_each, true);
   };
   EXPECT_EQ(shares(128, 128), 128);  // a request a block: nothing to merge
   EXPECT_EQ(shares(100, 2), 100);

@@ -18,6 +18,7 @@ const std::vector<EnvVariable> &environment() {
         {"MLAVERIFY_BACKEND", "backend of calls that ask for none: cuda, cpu or reference", ""},
         {"MLAVERIFY_CPU_ISA",
          "instruction set of the cpu backend: avx512_bf16, avx512, avx2 or scalar (default: the best one here)", ""},
+        {"MLAVERIFY_TUNE_FILE", "file by `mlaverify tune`: rows of the config table for this GPU (cuda backend)", ""},
     };
     for (EnvVariable &e : v) e.value = read(e.name);
     return v;
@@ -27,5 +28,6 @@ const std::vector<EnvVariable> &environment() {
 
 const std::string &env_backend() { return environment()[0].value; }
 const std::string &env_cpu_isa() { return environment()[1].value; }
+const std::string &env_tune_file() { return environment()[2].value; }
 
 }  // namespace mlaverify

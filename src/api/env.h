@@ -15,7 +15,8 @@ struct EnvVariable {
 const std::vector<EnvVariable> &environment();
 
 // Value of a variable of the table; empty if it is not set.
-const std::string &env_backend();  // MLAVERIFY_BACKEND
-const std::string &env_cpu_isa();  // MLAVERIFY_CPU_ISA
+const std::string &env_backend();    // MLAVERIFY_BACKEND
+const std::string &env_cpu_isa();    // MLAVERIFY_CPU_ISA
+const std::string &env_tune_file();  // MLAVERIFY_TUNE_FILE
 
 }  // namespace mlaverify

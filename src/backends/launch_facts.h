@@ -22,6 +22,7 @@ Status gpu_kind(int32_t device, GpuKind *kind);
 struct LaunchFacts {
   bool tensor_core;       // else the generic kernel
   const char *why;        // of that choice; static storage
+  rules::GpuRow row;      // of the config table or the tune file, that decided
   int32_t rows, keys;     // of a tile
   int64_t row_tiles;      // of all requests
   int32_t blocks;         // of the verify kernel
@@ -33,7 +34,7 @@ struct LaunchFacts {
   std::size_t workspace_bytes;
 };
 
-// The GPU need not be present. INVALID_ARGUMENT for an architecture that is no CUDA GPU, or sms < 1.
+// The GPU need not be present. INVALID_ARGUMENT for an architecture that is no CUDA GPU, sms < 1, and a tune file that is not for it.
 Status launch_facts(const GpuKind &gpu, const Problem &p, LaunchFacts *facts);
 
 }  // namespace mlaverify

@@ -1,6 +1,7 @@
 #include "api/env.h"
 #include "backends/backend.h"
 #include "backends/launch_facts.h"
+#include "backends/tuning.h"
 
 namespace mlaverify {
 namespace {
@@ -54,10 +55,11 @@ Status explain(const Call &call) {
 }  // namespace
 
 #if !defined(MLAVERIFY_CUDA)
-Status gpu_kind(int32_t, GpuKind *) { return {MLAVERIFY_ERR_UNSUPPORTED, "this build has no CUDA support"}; }
-Status launch_facts(const GpuKind &, const Problem &, LaunchFacts *) {
-  return {MLAVERIFY_ERR_UNSUPPORTED, "this build has no CUDA support"};
-}
+static Status no_cuda() { return {MLAVERIFY_ERR_UNSUPPORTED, "this build has no CUDA support"}; }
+Status gpu_kind(int32_t, GpuKind *) { return no_cuda(); }
+Status launch_facts(const GpuKind &, const Problem &, LaunchFacts *) { return no_cuda(); }
+Status row_facts(const Call &, const rules::GpuRow *, RowFacts *) { return no_cuda(); }
+Status run_with_row(const Call &, const rules::GpuRow &) { return no_cuda(); }
 #endif
 
 const std::vector<const Backend *> &backend_list() {

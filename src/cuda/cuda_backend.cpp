@@ -6,9 +6,11 @@
 
 #include "backends/backend.h"
 #include "backends/launch_facts.h"
+#include "backends/tuning.h"
 #include "cuda/checked.h"
 #include "cuda/plan.h"
 #include "cuda/tensor_map.h"
+#include "cuda/tune_file.h"
 #include "rules/workspace.h"
 
 namespace mlaverify {
@@ -29,7 +31,21 @@ struct Device {
   cudaError_t error = cudaSuccess;
   int major = 0, minor = 0;
   cuda::Target target;
+  Status tune;  // why the tune file is not for it
 };
+
+// Puts the rows of the tune file, if there is one, into the device's target.
+void apply_tune_file(int index, Device *d) {
+  const cuda::TuneSetting &setting = cuda::tune_setting();
+  d->tune = setting.status;
+  if (!setting.set || !d->tune.ok()) return;
+  cudaDeviceProp properties;
+  d->error = cudaGetDeviceProperties(&properties, index);
+  if (d->error != cudaSuccess) return;
+  d->tune = cuda::check_card(setting.file, {properties.name, std::to_string(d->major) + "." + std::to_string(d->minor),
+                                            d->target.arch, d->target.sms});
+  if (d->tune.ok()) d->target.tuned = setting.rows();
+}
 
 Device query(int index) {
   Device d;
@@ -44,6 +60,7 @@ Device query(int index) {
   if (d.error != cudaSuccess) return d;
   d.target.arch = rules::gpu_arch(d.major * 10 + d.minor, shared_bytes);
   d.target.kernels = cuda::kernels_for(d.major * 10 + d.minor);
+  apply_tune_file(index, &d);
   return d;
 }
 
@@ -149,10 +166,12 @@ class CudaBackend final : public Backend {
       if (all.error != cudaSuccess) return Availability{{MLAVERIFY_ERR_UNSUPPORTED, cudaGetErrorString(all.error)}, ""};
       if (all.list.empty()) return Availability{{MLAVERIFY_ERR_UNSUPPORTED, "no CUDA device"}, ""};
       const Device &d = all.list[0];
+      if (!d.tune.ok()) return Availability{d.tune, ""};
       if (const std::string why = refusal(d); !why.empty()) return Availability{{MLAVERIFY_ERR_UNSUPPORTED, why}, ""};
       return Availability{{},
                           std::to_string(all.list.size()) + " device(s), the first sm_" + std::to_string(d.major) +
-                              std::to_string(d.minor) + " with " + std::to_string(d.target.sms) + " multiprocessors"};
+                              std::to_string(d.minor) + " with " + std::to_string(d.target.sms) + " multiprocessors" +
+                              (cuda::tune_setting().set ? ", tuned rows: " + std::to_string(d.target.tuned.count) : "")};
     }();
     return a;
   }
@@ -172,14 +191,17 @@ class CudaBackend final : public Backend {
     return cuda::make_plan(device_of(call).target, call.problem).workspace_bytes;
   }
 
-  Status run(const Call &call) const override {
+  Status run(const Call &call) const override { return run(call, device_of(call).target); }
+
+  // For a GPU like `target` in place of the call's.
+  static Status run(const Call &call, const cuda::Target &target) {
     const CurrentDevice current(call.device);
     if (current.error() != cudaSuccess) return failed("cudaSetDevice", current.error());
     const auto stream = static_cast<cudaStream_t>(call.stream);
     if ((call.problem.flags & MLAVERIFY_FLAG_CHECKED) != 0) {
       if (Status s = cuda::check_device_values(call.problem, stream); !s.ok()) return s;
     }
-    Plan plan = cuda::make_plan(device_of(call).target, call.problem);
+    Plan plan = cuda::make_plan(target, call.problem);
     return launch(device_of(call), plan, call.workspace, stream);
   }
 
@@ -204,14 +226,23 @@ class CudaBackend final : public Backend {
     return error == cudaSuccess ? Status{} : failed("loading the combine kernel", error);
   }
 
+  static const Device &device_of(const Call &call) { return devices().list[static_cast<std::size_t>(call.device)]; }
+
  private:
   static std::string refusal(const Device &d) {
+    if (!d.tune.ok()) return d.tune.message;
     if (d.error != cudaSuccess) return std::string("device query: ") + cudaGetErrorString(d.error);
     if (d.target.kernels != nullptr) return "";
     return "needs compute capability 8.0 or newer, the device has " + std::to_string(d.major) + "." + std::to_string(d.minor);
   }
-  static const Device &device_of(const Call &call) { return devices().list[static_cast<std::size_t>(call.device)]; }
 };
+
+// The call's GPU with `row` in place of tuned rows.
+cuda::Target target_with(const Call &call, const rules::GpuRow *row) {
+  cuda::Target target = CudaBackend::device_of(call).target;
+  if (row != nullptr) target.tuned = {row, 1};
+  return target;
+}
 
 }  // namespace
 
@@ -219,6 +250,14 @@ const Backend &cuda_backend() {
   static const CudaBackend backend;
   return backend;
 }
+
+Status row_facts(const Call &call, const rules::GpuRow *row, RowFacts *facts) {
+  const Plan plan = cuda::make_plan(target_with(call, row), call.problem);
+  *facts = {plan.choice.row, plan.workspace_bytes};
+  return {};
+}
+
+Status run_with_row(const Call &call, const rules::GpuRow &row) { return CudaBackend::run(call, target_with(call, &row)); }
 
 Status gpu_kind(int32_t device, GpuKind *kind) {
   const Devices &all = devices();

@@ -24,10 +24,10 @@ TensorKernel tensor_kernel() {
 
 template <class T, int qk_dim, int v_dim>
 void add(std::vector<TensorKernel> *list) {
-  constexpr rules::VerifyConfig few = rules::portable_config(kTable, rules::kFewRows),
-                                many = rules::portable_config(kTable, rules::kFewRows + 1);
+  constexpr rules::VerifyConfig few = rules::portable_config(kTable, rules::GpuKernel::portable_16),
+                                many = rules::portable_config(kTable, rules::GpuKernel::portable_64);
   list->push_back(tensor_kernel<T, qk_dim, v_dim, few.block_h, few.block_n, few.num_warps, few.num_stages>());
-  if constexpr (many.block_h != few.block_h) {
+  if constexpr (rules::has_kernel(kTable, rules::GpuKernel::portable_64)) {
     list->push_back(tensor_kernel<T, qk_dim, v_dim, many.block_h, many.block_n, many.num_warps, many.num_stages>());
   }
 }

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cuda/plan.h"
+#include "cuda/tune_file.h"
 
 namespace mlaverify {
 namespace {
@@ -22,16 +23,22 @@ const cuda::KernelSet *kernels_for(rules::Arch arch) {
 }  // namespace
 
 Status launch_facts(const GpuKind &gpu, const Problem &p, LaunchFacts *facts) {
-  const cuda::Target target = {gpu.arch, gpu.sms, kernels_for(gpu.arch)};
+  const cuda::TuneSetting &tune = cuda::tune_setting();
+  const cuda::Target target = {gpu.arch, gpu.sms, kernels_for(gpu.arch), tune.rows()};
   if (target.kernels == nullptr) {
     return {MLAVERIFY_ERR_INVALID_ARGUMENT,
             "arch: got " + std::string(rules::arch_name(gpu.arch)) + ", must be that of a CUDA GPU"};
   }
   if (gpu.sms < 1) return {MLAVERIFY_ERR_INVALID_ARGUMENT, "sms: got " + std::to_string(gpu.sms) + ", must be >= 1"};
+  if (!tune.status.ok()) return tune.status;
+  if (tune.set) {
+    if (Status s = check_card(tune.file, gpu.arch, gpu.sms); !s.ok()) return s;
+  }
   const cuda::Plan plan = cuda::make_plan(target, p);
   const cuda::VerifyKernel &kernel = plan.choice.kernel;
-  facts->tensor_core = plan.choice.tensor_core;
+  facts->tensor_core = plan.choice.tensor_core();
   facts->why = plan.choice.why;
+  facts->row = plan.choice.row;
   facts->rows = kernel.rows;
   facts->keys = kernel.keys;
   facts->row_tiles = plan.row_tiles_of_all;

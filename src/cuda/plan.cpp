@@ -22,6 +22,33 @@ bool vector_access(const Problem &p) {
          p.out_row_stride % 2 == 0 && p.out_head_stride % 2 == 0;
 }
 
+bool has_shape(const TensorKernel &k, const Problem &p) {
+  return k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim;
+}
+
+// Why no tensor-core kernel can do a call; null: one can, the portable one with 16-row tiles at least.
+const char *generic_only(const Target &target, const Problem &p) {
+  if (p.q_dtype == DType::f32) return "f32 queries need f32 products";
+  if (rules::type_class(p.q_dtype, p.kv_dtype) == rules::TypeClass::other) return "queries and cache are of different types";
+  if (!vector_access(p)) return "addresses or strides do not allow 16-byte copies";
+  const auto &list = target.kernels->tensor;
+  const bool widths = std::any_of(list.begin(), list.end(), [&p](const TensorKernel &k) { return has_shape(k, p); });
+  return widths ? nullptr : "no tensor-core kernel has these widths";
+}
+
+// The compiled tensor-core kernel of that name for a call that one of them can do; null: the GPU has none of it with these types and
+// widths.
+const VerifyKernel *tensor_kernel(const Target &target, const Problem &p, rules::GpuKernel kernel) {
+  if (!rules::has_kernel(target.arch, kernel)) return nullptr;
+  const bool hopper = kernel == rules::GpuKernel::hopper;
+  if (hopper && rules::is_fp8(p.kv_dtype)) return nullptr;
+  const int32_t rows = hopper ? rules::hopper_config().block_h : rules::portable_config(target.arch, kernel).block_h;
+  for (const TensorKernel &k : hopper ? hopper_kernels() : target.kernels->tensor) {
+    if (has_shape(k, p) && k.kernel.rows == rows) return &k.kernel;
+  }
+  return nullptr;
+}
+
 // Blocks of the combine kernel: as many as the GPU has room for at once, if there are as many units (combine.cuh); 0: it is not launched.
 int64_t combine_blocks(const Target &target, const Plan &plan) {
   const Launch &l = plan.launch;
@@ -42,30 +69,31 @@ const KernelSet *kernels_for(int compute_capability) {
 }
 
 Choice choose_kernel(const Target &target, const Problem &p) {
-  const char *why = "no tensor-core kernel has these widths";
-  if (p.q_dtype == DType::f32) {
-    why = "f32 queries need f32 products";
-  } else if (p.kv_dtype != p.q_dtype && !rules::is_fp8(p.kv_dtype)) {
-    why = "queries and cache are of different types";
-  } else if (!vector_access(p)) {
-    why = "addresses or strides do not allow 16-byte copies";
-  } else {
-    const auto fits = [&p](const TensorKernel &k) { return k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim; };
-    const bool invariant = (p.flags & MLAVERIFY_FLAG_BATCH_INVARIANT) != 0;
-    if (target.arch == rules::Arch::sm_90 && !rules::is_fp8(p.kv_dtype) &&
-        rules::takes_hopper_kernel(rules::request_rows(p, 0), invariant)) {
-      for (const TensorKernel &k : hopper_kernels()) {
-        if (fits(k)) return {k.kernel, true, "types, widths and strides fit the Hopper kernel"};
+  const char *generic_why = generic_only(target, p);
+  const rules::GpuRowKey key = rules::gpu_row_key(target.arch, p);
+  const bool invariant = (p.flags & MLAVERIFY_FLAG_BATCH_INVARIANT) != 0;
+  Choice choice = {};
+  for (const rules::GpuRows &rows : {invariant ? rules::invariant_gpu_rows() : target.tuned, rules::gpu_rows()}) {
+    for (const rules::GpuRow &row : rows) {
+      if (!rules::fits(row, key)) continue;
+      const bool generic = row.kernel == rules::GpuKernel::generic;
+      if (generic != (generic_why != nullptr)) continue;
+      choice.row = row;
+      if (generic) {
+        choice.kernel = target.kernels->generic;
+        choice.kernel.shared_bytes = generic_shared_bytes(p.qk_dim);
+        choice.why = generic_why;
+        return choice;
       }
-    }
-    const int32_t rows = rules::portable_config(target.arch, rules::request_rows(p, 0)).block_h;
-    for (const TensorKernel &k : target.kernels->tensor) {
-      if (fits(k) && k.kernel.rows == rows) return {k.kernel, true, "types, widths and strides fit"};
+      const VerifyKernel *kernel = tensor_kernel(target, p, row.kernel);
+      if (kernel == nullptr) continue;
+      choice.kernel = *kernel;
+      choice.why = row.kernel == rules::GpuKernel::hopper ? "types, widths and strides fit the Hopper kernel"
+                                                          : "types, widths and strides fit";
+      return choice;
     }
   }
-  VerifyKernel generic = target.kernels->generic;
-  generic.shared_bytes = generic_shared_bytes(p.qk_dim);
-  return {generic, false, why};
+  return choice;  // not reached: the table has a row for every call
 }
 
 Plan make_plan(const Target &target, const Problem &p) {
@@ -81,8 +109,8 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.blocks = std::max(1, target.sms * kernel.blocks_per_sm / l.row_group) * l.row_group;
   const int32_t max_shares = l.blocks / l.row_group;
   const int64_t jobs = std::max<int64_t>(1, int64_t{p.batch} * l.row_groups);
-  l.share_choice = {max_shares, rules::whole_shares(max_shares, jobs), rules::shares_squared_per_tile(kernel.rows, l.row_group),
-                    jobs};
+  l.share_choice = {max_shares, rules::whole_shares(max_shares, jobs),
+                    rules::shares_squared_per_tile(plan.choice.row.shares_squared_per_tile, l.row_group), jobs};
   l.box_keys = kernel.copies_boxes ? rules::box_keys(p.page_size, kernel.keys) : 0;
   l.pair = l.box_keys > 0 && l.row_group % 2 == 0 ? 2 : 1;
   l.out_16_bytes = aligned(p.out, 16) && p.out_row_stride % 8 == 0 && p.out_head_stride % 8 == 0;

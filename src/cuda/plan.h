@@ -18,16 +18,20 @@ struct Target {
   rules::Arch arch = rules::Arch::sm_86;
   int32_t sms = 0;
   const KernelSet *kernels = nullptr;  // null: older than sm_80
+  rules::GpuRows tuned;                // go before the rows of the config table, but in the batch-invariant mode
 };
 
 // The kernels that a GPU of this compute capability (major * 10 + minor) runs; null: none.
 const KernelSet *kernels_for(int compute_capability);
 
-// The kernel for a call: the tensor-core one whose types, widths and tile fit, else the plain one.
+// The kernel for a call: that of the first row of the config table that fits the call and whose kernel can do it. The tensor-core
+// kernels want certain types, widths and strides, some of them certain GPUs; the generic one takes what none of them can do.
 struct Choice {
   VerifyKernel kernel;
-  bool tensor_core;
-  const char *why;  // static storage
+  rules::GpuRow row;  // that decided
+  const char *why;    // static storage
+
+  bool tensor_core() const { return row.kernel != rules::GpuKernel::generic; }
 };
 Choice choose_kernel(const Target &target, const Problem &p);
 

@@ -12,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "io/replace_file.h"
+
 namespace mlaverify::io {
 namespace {
 
@@ -324,36 +326,11 @@ void write_safetensors(const std::string &path, std::vector<TensorRef> tensors,
   unsigned char length[kLengthBytes];
   for (std::size_t i = 0; i < kLengthBytes; ++i) length[i] = static_cast<unsigned char>(text.size() >> (8 * i));
 
-  // Renaming onto a device or a pipe would replace it.
-  std::error_code ec;
-  const std::filesystem::file_status target = std::filesystem::status(path, ec);
-  if (std::filesystem::exists(target) && !std::filesystem::is_regular_file(target)) {
-    throw FileError(path, "cannot write: it exists and is not a regular file");
-  }
-  std::string temporary;
-  int fd = -1;
-  for (int i = 0; fd < 0 && i < 100; ++i) {
-    temporary = path + ".tmp" + std::to_string(getpid()) + "-" + std::to_string(i);
-    fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0 && errno != EEXIST) break;
-  }
-  if (fd < 0) throw FileError(path, "cannot write: " + system_error());
-  File file(fdopen(fd, "wb"));
-  bool ok = file != nullptr;
-  const auto write = [&](const void *from, std::size_t bytes) { ok = ok && std::fwrite(from, 1, bytes, file.get()) == bytes; };
-  write(length, kLengthBytes);
-  write(text.data(), text.size());
+  std::vector<std::string_view> parts = {{reinterpret_cast<const char *>(length), kLengthBytes}, text};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (sizes[i] > 0) write(tensors[i].data, sizes[i]);
+    if (sizes[i] > 0) parts.emplace_back(static_cast<const char *>(tensors[i].data), sizes[i]);
   }
-  ok = ok && std::fflush(file.get()) == 0 && fsync(fd) == 0;
-  ok = ok && std::fclose(file.release()) == 0;
-  ok = ok && std::rename(temporary.c_str(), path.c_str()) == 0;
-  if (!ok) {
-    const std::string why = system_error();
-    unlink(temporary.c_str());
-    throw FileError(path, "cannot write: " + why);
-  }
+  replace_file(path, parts);
 }
 
 }  // namespace mlaverify::io

@@ -1,7 +1,11 @@
-// The launch config table, in one place: for each architecture the tile shape by the number of query rows of a call.
+// The launch config table, in one place: for each architecture the tile shape by the number of query rows of a call. For CUDA GPUs it has
+// rows that say which kernel takes a request; the same rows can be put before them (cuda/tune_file.h).
 #pragma once
 
 #include "rules/hd.h"
+#include "rules/number.h"
+#include "rules/pack.h"
+#include "rules/schedule.h"
 
 namespace mlaverify::rules {
 
@@ -55,14 +59,23 @@ MLAVERIFY_HD VerifyConfig gpu_config() {
   return c;
 }
 
-// Up to so many rows a request is served by the small tile.
-constexpr int64_t kFewRows = 16;
+// The kernels of CUDA GPUs by name: Hopper's own, the portable one with tiles of 64 or 16 rows, and the plain one for the types and widths
+// that those have not.
+enum class GpuKernel : int32_t { hopper, portable_64, portable_16, generic };
+constexpr int32_t kNumGpuKernels = 4;
+MLAVERIFY_HD const char *kernel_name(GpuKernel k) {
+  switch (k) {
+    case GpuKernel::hopper: return "hopper";
+    case GpuKernel::portable_64: return "portable_64";
+    case GpuKernel::portable_16: return "portable_16";
+    case GpuKernel::generic: return "generic";
+  }
+  return "";
+}
 
-// Which of two kernels a Hopper GPU takes where both can do a call: its own, but the portable one, whose tile then has 16 rows, up to
-// 16 rows of a request: those are faster there (docs/notes/2026-11-30-hopper-kernel.md). One kernel for all row counts where a
-// row's bits must not depend on them.
-MLAVERIFY_HD bool takes_hopper_kernel(int64_t request_rows, bool batch_invariant) {
-  return batch_invariant || request_rows > kFewRows;
+// Whether code of the kernel is compiled for the architecture: it may still not have a call's types or widths.
+MLAVERIFY_HD bool has_kernel(Arch arch, GpuKernel k) {
+  return k == GpuKernel::hopper ? arch == Arch::sm_90 : k != GpuKernel::portable_64 || arch != Arch::sm_86;
 }
 
 // The Hopper kernel has one tile.
@@ -75,17 +88,126 @@ MLAVERIFY_HD VerifyConfig hopper_config() {
   return c;
 }
 
-// The portable tensor-core kernel, by the rows of one request (qlen * num_heads): up to 16 take a 16-row tile; more take 64 rows,
-// so that a key tile is read once for all of them. Tiles have the same keys whatever the rows: a row's bits follow from
+// The portable tensor-core kernel with tiles of 16 or 64 rows. Tiles have the same keys whatever the rows: a row's bits follow from
 // them. As many stages as shared memory allows; warps: 8 for the values, and for the scores 2 for each 32 rows.
-MLAVERIFY_HD VerifyConfig portable_config(Arch arch, int64_t request_rows) {
-  const bool few = request_rows <= kFewRows || arch == Arch::sm_86;
+MLAVERIFY_HD VerifyConfig portable_config(Arch arch, GpuKernel kernel) {
+  const bool few = kernel == GpuKernel::portable_16;
   VerifyConfig c = gpu_config();
   c.block_h = few ? 16 : 64;
   c.block_n = 32;
   c.num_warps = few ? 10 : 12;
   c.num_stages = arch == Arch::sm_90 || arch == Arch::sm_100 ? (few ? 5 : 4) : arch == Arch::sm_80 && few ? 3 : 2;
   return c;
+}
+
+// Types of queries and cache, as kernels tell them apart: the same 16-bit type; 16-bit queries over an FP8 cache; all else.
+enum class TypeClass : int32_t { any, same_16_bit, fp8_cache, other };
+constexpr int32_t kNumTypeClasses = 4;
+MLAVERIFY_HD const char *type_class_name(TypeClass t) {
+  switch (t) {
+    case TypeClass::any: return "any";
+    case TypeClass::same_16_bit: return "same_16_bit";
+    case TypeClass::fp8_cache: return "fp8_cache";
+    case TypeClass::other: return "other";
+  }
+  return "";
+}
+MLAVERIFY_HD TypeClass type_class(DType q, DType kv) {
+  if (q == DType::f32) return TypeClass::other;
+  return q == kv ? TypeClass::same_16_bit : is_fp8(kv) ? TypeClass::fp8_cache : TypeClass::other;
+}
+
+// Whether pages fit the boxes of the copy engine (box_keys()) with the Hopper kernel's tiles; else keys are gathered there.
+enum class PageClass : int32_t { any, boxes, gathered };
+constexpr int32_t kNumPageClasses = 3;
+MLAVERIFY_HD const char *page_class_name(PageClass c) {
+  switch (c) {
+    case PageClass::any: return "any";
+    case PageClass::boxes: return "boxes";
+    case PageClass::gathered: return "gathered";
+  }
+  return "";
+}
+MLAVERIFY_HD PageClass page_class(int32_t page_size) {
+  return box_keys(page_size, hopper_config().block_n) > 0 ? PageClass::boxes : PageClass::gathered;
+}
+
+// A row of the table: which kernel takes requests of so many rows (qlen * num_heads) on an architecture, and the number that decides in
+// how many shares little work is cut. The first row that fits a call, and whose kernel can do it (cuda/plan.cpp), decides.
+struct GpuRow {
+  Arch arch;
+  int64_t rows_from, rows_to;  // of a request, both included
+  TypeClass types;
+  PageClass pages;
+  GpuKernel kernel;
+  int32_t shares_squared_per_tile;  // schedule.h; kLeastShares to kMostShares
+};
+constexpr int64_t kMostRows = INT32_MAX;
+constexpr int32_t kLeastShares = 4, kMostShares = 4096;  // (row groups divide it by up to 4)
+
+constexpr bool operator==(const GpuRow &a, const GpuRow &b) {
+  return a.arch == b.arch && a.rows_from == b.rows_from && a.rows_to == b.rows_to && a.types == b.types && a.pages == b.pages &&
+         a.kernel == b.kernel && a.shares_squared_per_tile == b.shares_squared_per_tile;
+}
+
+// What of a call rows are chosen by.
+struct GpuRowKey {
+  Arch arch;
+  int64_t rows;  // of a request, kMostRows at most
+  TypeClass types;
+  PageClass pages;
+};
+constexpr GpuRowKey gpu_row_key(Arch arch, const Problem &p) {
+  return {arch, min(request_rows(p, 0), kMostRows), type_class(p.q_dtype, p.kv_dtype), page_class(p.page_size)};
+}
+constexpr bool fits(const GpuRow &row, const GpuRowKey &key) {
+  return row.arch == key.arch && row.rows_from <= key.rows && key.rows <= row.rows_to &&
+         (row.types == TypeClass::any || row.types == key.types) && (row.pages == PageClass::any || row.pages == key.pages);
+}
+
+// Some rows, in order of preference.
+struct GpuRows {
+  const GpuRow *rows = nullptr;
+  std::size_t count = 0;
+  constexpr const GpuRow *begin() const { return rows; }
+  constexpr const GpuRow *end() const { return rows + count; }
+};
+
+// The rows of the library. Up to 16 rows of a request take 16-row tiles; more take 64 rows, so that a key tile is read once for all of
+// them. On Hopper up to 16 rows are faster with the portable kernel (docs/notes/2026-11-30-hopper-kernel.md). Every call
+// has a row.
+constexpr int64_t kFewRows = 16;
+constexpr TypeClass kAnyTypes = TypeClass::any;
+constexpr PageClass kAnyPages = PageClass::any;
+constexpr GpuRow kGpuRows[] = {
+    {Arch::sm_80, 0, kFewRows, kAnyTypes, kAnyPages, GpuKernel::portable_16, 16},
+    {Arch::sm_80, kFewRows + 1, kMostRows, kAnyTypes, kAnyPages, GpuKernel::portable_64, 32},
+    {Arch::sm_80, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::generic, 16},
+    {Arch::sm_86, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::portable_16, 16},
+    {Arch::sm_86, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::generic, 16},
+    {Arch::sm_90, 0, kFewRows, kAnyTypes, kAnyPages, GpuKernel::portable_16, 16},
+    {Arch::sm_90, kFewRows + 1, kMostRows, kAnyTypes, kAnyPages, GpuKernel::hopper, 32},
+    {Arch::sm_90, kFewRows + 1, kMostRows, kAnyTypes, kAnyPages, GpuKernel::portable_64, 32},
+    {Arch::sm_90, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::generic, 16},
+    {Arch::sm_100, 0, kFewRows, kAnyTypes, kAnyPages, GpuKernel::portable_16, 16},
+    {Arch::sm_100, kFewRows + 1, kMostRows, kAnyTypes, kAnyPages, GpuKernel::portable_64, 32},
+    {Arch::sm_100, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::generic, 16},
+};
+constexpr GpuRows gpu_rows() { return {kGpuRows, sizeof(kGpuRows) / sizeof(kGpuRows[0])}; }
+
+// What stands before them in the batch-invariant mode, instead of any other rows: one kernel for all row counts, since a row's bits must
+// not depend on them. (The portable kernel's bits are those of its key tiles, whatever the rows.) Rows decide the kernel only: that mode
+// has as many shares as there can be (cuda/plan.cpp).
+constexpr GpuRow kInvariantRows[] = {{Arch::sm_90, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::hopper, 32}};
+constexpr GpuRows invariant_gpu_rows() { return {kInvariantRows, sizeof(kInvariantRows) / sizeof(kInvariantRows[0])}; }
+
+// For a CUDA GPU, where types, widths and strides fit.
+constexpr VerifyConfig gpu_verify_config(Arch arch, int64_t request_rows) {
+  const GpuRowKey key = {arch, min(request_rows, kMostRows), TypeClass::same_16_bit, PageClass::boxes};
+  for (const GpuRow &row : gpu_rows()) {
+    if (fits(row, key)) return row.kernel == GpuKernel::hopper ? hopper_config() : portable_config(arch, row.kernel);
+  }
+  return {};
 }
 
 // MI300X. Documented: up to 640 rows take 32-row tiles with more KV splits, to fill the GPU; more rows take 64-row tiles with Q
@@ -108,18 +230,15 @@ MLAVERIFY_HD VerifyConfig gfx942_config(int64_t rows) {
   return c;
 }
 
-MLAVERIFY_HD VerifyConfig verify_config(Arch arch, int32_t batch, int32_t qlen, int32_t num_heads) {
+constexpr VerifyConfig verify_config(Arch arch, int32_t batch, int32_t qlen, int32_t num_heads) {
   // Saturates instead of overflowing: only the comparison with a row count of the table matters.
   const int64_t rows = min<int64_t>(static_cast<int64_t>(batch) * qlen, int64_t{1} << 31) * num_heads;
   switch (arch) {
     case Arch::cpu: return cpu_config();
     case Arch::sm_80:
     case Arch::sm_86:
-    case Arch::sm_100: return portable_config(arch, static_cast<int64_t>(qlen) * num_heads);
-    case Arch::sm_90: {
-      const int64_t request_rows = static_cast<int64_t>(qlen) * num_heads;
-      return takes_hopper_kernel(request_rows, false) ? hopper_config() : portable_config(arch, request_rows);
-    }
+    case Arch::sm_90:
+    case Arch::sm_100: return gpu_verify_config(arch, static_cast<int64_t>(qlen) * num_heads);
     case Arch::gfx942: return gfx942_config(rows);
   }
   return {};

@@ -15,9 +15,9 @@
 namespace mlaverify::rules {
 
 // The tiles of a share take time one after the other, and each share makes a partial result, which is written and read again. Let that
-// take as long as c tiles: of t tiles and s shares, t / s + c s is least where s s = t / c. This is 1 / c, for tiles of `rows` rows in
-// groups of `row_group` row tiles; fitted to an H200 (docs/notes/2026-11-30-hopper-kernel.md).
-MLAVERIFY_HD int32_t shares_squared_per_tile(int32_t rows, int32_t row_group) { return (rows > 16 ? 32 : 16) / row_group; }
+// take as long as c tiles: of t tiles and s shares, t / s + c s is least where s s = t / c. This is 1 / c, for groups of `row_group` row
+// tiles; of one row tile it stands in a row of the config table, fitted to an H200 (docs/notes/2026-11-30-hopper-kernel.md).
+MLAVERIFY_HD int32_t shares_squared_per_tile(int32_t of_row_tile, int32_t row_group) { return of_row_tile / row_group; }
 
 // The most shares, of `max_shares` less a twentieth at least, that have as many whole jobs each; max_shares if there are none.
 MLAVERIFY_HD int32_t whole_shares(int32_t max_shares, int64_t jobs) {
