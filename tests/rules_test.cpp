@@ -381,12 +381,11 @@ TEST(Schedule, RowGroupsLeaveFewPlacesIdle) {
 }
 
 RC_GTEST_PROP(Schedule, SharesArePartsOfTheLine, ()) {
-  const auto total = *rc::gen::inRange<int64_t>(0, 100000);
-  const auto shares = static_cast<int32_t>(std::min<int64_t>(*rc::gen::inRange(1, 300), std::max<int64_t>(total, 1)));
+  const auto total = *rc::gen::inRange(0, 100000), shares = std::min(*rc::gen::inRange(1, 300), std::max(total, 1));
   RC_ASSERT(share_begin(total, shares, 0) == 0);
   RC_ASSERT(share_begin(total, shares, shares) == total);
   for (int32_t s = 0; s < shares; ++s) {
-    const int64_t n = share_begin(total, shares, s + 1) - share_begin(total, shares, s);
+    const int32_t n = share_begin(total, shares, s + 1) - share_begin(total, shares, s);
     RC_ASSERT(n >= total / shares);
     RC_ASSERT(n <= total / shares + 1);
   }
@@ -395,14 +394,13 @@ RC_GTEST_PROP(Schedule, SharesArePartsOfTheLine, ()) {
 // By brute force: all borders inside the row tile that a share begins in.
 RC_GTEST_PROP(Schedule, ACutTileKnowsItsBorders, ()) {
   const auto tiles = *rc::gen::inRange<int32_t>(1, 300);  // of each row tile
-  const int64_t total = int64_t{tiles} * *rc::gen::inRange(1, 40);
-  const auto shares = static_cast<int32_t>(std::min<int64_t>(*rc::gen::inRange(1, 140), total));
+  const int32_t total = tiles * *rc::gen::inRange(1, 40), shares = std::min(*rc::gen::inRange(1, 140), total);
   const auto share = *rc::gen::inRange<int32_t>(0, shares);
-  const int64_t begin = share_begin(total, shares, share);
-  const TilePosition at = {0, static_cast<int32_t>(begin / tiles), static_cast<int32_t>(begin % tiles)};
+  const int32_t begin = share_begin(total, shares, share);
+  const TilePosition at = {0, begin / tiles, begin % tiles};
   int32_t first = 0, borders = 0;
   for (int32_t s = 1; s < shares; ++s) {
-    const int64_t border = share_begin(total, shares, s);
+    const int32_t border = share_begin(total, shares, s);
     if (at.key_tile == 0 || border % tiles == 0 || border / tiles != at.row_tile) continue;
     if (borders++ == 0) first = s;
   }
@@ -412,9 +410,9 @@ RC_GTEST_PROP(Schedule, ACutTileKnowsItsBorders, ()) {
 }
 
 RC_GTEST_PROP(Schedule, SharesOfEqualJobsCutThemAlike, ()) {
-  const auto jobs = *rc::gen::inRange<int64_t>(1, 5000);
+  const auto jobs = *rc::gen::inRange(1, 5000);
   const auto most = *rc::gen::inRange<int32_t>(1, 200);
-  const int64_t total = jobs * *rc::gen::inRange<int64_t>(0, 3000);
+  const int32_t total = jobs * *rc::gen::inRange(0, 3000);
   const ShareChoice choice = {most, whole_shares(most, jobs), *rc::gen::inRange(1, 20), jobs};
   for (const bool equal : {false, true}) {
     const int32_t shares = num_shares(choice, total, equal);
@@ -424,7 +422,7 @@ RC_GTEST_PROP(Schedule, SharesOfEqualJobsCutThemAlike, ()) {
 }
 
 TEST(Schedule, FewSharesForLittleWork) {
-  const auto shares = [](int64_t jobs, int64_t tiles_of_each) {
+  const auto shares = [](int32_t jobs, int32_t tiles_of_each) {
     return num_shares({132, whole_shares(132, jobs), shares_squared_per_tile(32, 1), jobs}, jobs * tiles_of_each, true);
   };
   EXPECT_EQ(shares(128, 128), 128);  // a request a block: nothing to merge
@@ -434,6 +432,19 @@ TEST(Schedule, FewSharesForLittleWork) {
   EXPECT_EQ(shares(1, 128), 64);
   EXPECT_EQ(shares(8, 128) % 8, 0);
   EXPECT_GE(shares(1, 20000), 132);
+}
+
+TEST(Schedule, TheLineFits31Bits) {
+  EXPECT_EQ(line_tile_log2(6, 128, 131072), 6);
+  for (const int64_t row_groups : {int64_t{1}, int64_t{4096}, int64_t{1} << 28}) {
+    for (const int64_t keys : {int64_t{0}, int64_t{1} << 20, int64_t{INT32_MAX}}) {
+      const int32_t log2 = line_tile_log2(4, row_groups, keys);
+      EXPECT_LT(row_groups * ((keys >> log2) + 1), int64_t{1} << 30);
+      if (log2 > 4) {
+        EXPECT_GE(row_groups * ((keys >> (log2 - 1)) + 1), int64_t{1} << 30);
+      }
+    }
+  }
 }
 
 TEST(Schedule, EverySlotOfAPartIsItsOwn) {

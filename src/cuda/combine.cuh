@@ -9,8 +9,8 @@
 // Batch-invariant mode: parts are chunks, merged along the tree of rules/merge.h as the verify kernels do it; chunks that these have merged
 // already weigh nothing, and pass the others through.
 //
-// Else part i belongs to slice i % kCombineSlices. A slice is the sum over its parts, in order, the result the sum over slices, in order,
-// whoever computes it. A part that weighs nothing changes no bit, so empty pieces behind the end of a
+// Else the result is the sum over the parts, in order; of more than 32 parts, part i belongs to slice i % kCombineSlices, and the result is the
+// sum over slices, in order, of the sums over their parts, in order. A part that weighs nothing changes no bit, so empty pieces behind the end of a
 // request don't, however many there are; and repeated runs give the same bits.
 #pragma once
 
@@ -36,7 +36,8 @@ struct CombineJob {
   int32_t worker, workers;  // of the blocks that share the job
 };
 
-__device__ __forceinline__ void set_rows(const Launch &l, int32_t tile_rows, int32_t first_tile, int32_t tiles, CombineJob *job) {
+__device__ __forceinline__ void set_rows(const Launch &l, int32_t tile_rows, int32_t first_tile, int32_t tiles,
+                                         CombineJob *job) {
   job->first_row = first_tile * tile_rows;
   job->rows = rules::min(tiles * tile_rows, rows_of(l.p, job->request) - job->first_row);
 }
@@ -95,10 +96,11 @@ class RowParts {
     const rules::GpuPartLayout layout = rules::gpu_part_layout(tile_rows, l.p.v_dim);
     const int32_t tile = row / tile_rows, r = row - tile * tile_rows;
     first_ = l.parts + (job.first_slot + tile) * layout.size + r;
-    second_ = (job.second_slot - job.first_slot) * layout.size;
-    stride_ = job.stride * layout.size;
+    stride_ = static_cast<int32_t>(job.stride * layout.size);
+    others_ = first_ + (job.second_slot - job.first_slot) * layout.size - stride_;
     sum_ = static_cast<int32_t>(layout.sum - layout.max);
-    values_ = static_cast<int32_t>(rules::acc_block(layout, r, column + column_of(lane_, 0)) + rules::acc_quad(r, lane_ % 4) - r);
+    values_ =
+        static_cast<int32_t>(rules::acc_block(layout, r, column + column_of(lane_, 0)) + rules::acc_quad(r, lane_ % 4) - r);
   }
 
   // The state of the row, and its columns.
@@ -111,8 +113,7 @@ class RowParts {
   __device__ __forceinline__ Sum of_chunks(int32_t base) const {
     static_assert(kCombineSlices == 8, "three levels");
     float4 x[8];
-#pragma unroll
-    for (int u = 0; u < 8; ++u) x[u] = base + u < count_ && reads_ ? values(base + u) : float4{};
+    load(base, 1, x);
     rules::SoftmaxState node = lane_ < 8 && base + lane_ < count_ ? state(base + lane_) : kNoKeys;
 #pragma unroll
     for (int level = 0; level < 3; ++level) {
@@ -129,92 +130,71 @@ class RowParts {
     return {__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0), x[0]};
   }
 
-  // Of kCombineSlices parts at most, which are slices then. A merge takes as long as the reads that wait for each other: values are read
-  // along with the weights, whether they weigh anything or not.
-  __device__ __forceinline__ Sum of_few() const {
-    float4 x[kCombineSlices];
-#pragma unroll
-    for (int u = 0; u < kCombineSlices; ++u) x[u] = u < count_ && reads_ ? values(u) : float4{};
-    const rules::SoftmaxState mine = lane_ < count_ ? state(lane_) : kNoKeys;
-    Sum s = {largest_of_all({mine, kNoKeys}), 0.0f, {}};
-    const float weight = weight_of(mine, s.largest);
-#pragma unroll
-    for (int u = 0; u < kCombineSlices; ++u) add(weight, mine.sum, u, x[u], &s);
-    return s;
-  }
-
-  // Of parts slice, slice + kCombineSlices ...; the largest of all.
-  __device__ __forceinline__ Sum of_slice(int32_t slice) const {
-    constexpr int kAtOnce = 8, kRound = kAtOnce * kCombineSlices;  // a lane has the states of two parts of a round
-    static_assert(kRound == 64);
-    Sum s = {};
+  // Of parts first, first + step ..., in that order; the largest of all. A merge takes as long as the reads that wait for each other, and
+  // as fetching its code: the first values are read along with the weights, whether they weigh anything or not.
+  __device__ __forceinline__ Sum of_every(int32_t first, int32_t step) const {
+    constexpr int kAtOnce = 8;
+    float4 x[kAtOnce];
+    load(first, step, x);
+    Sum s = {largest_of_all(), 0.0f, {}};
 #pragma unroll 1
-    for (int32_t base = 0; base < count_; base += kRound) {
-      float4 x[kAtOnce];
+    for (int32_t base = 0; first + base * step < count_; base += 32) {  // a lane has the state of one of 32
+      const int32_t part = first + (base + lane_) * step;
+      const rules::SoftmaxState mine = part < count_ ? state(part) : kNoKeys;
+      const float weight = rules::weighs_nothing(mine) ? 0.0f : rules::merge_weight(mine, s.largest, ptx::exp2_approx);
+      s.sum += __fmul_rn(weight, mine.sum);
+#pragma unroll 1
+      for (int32_t k = 0; k < 32 && first + (base + k) * step < count_; k += kAtOnce) {
+        if (base + k > 0) load(first + (base + k) * step, step, x);
 #pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const int32_t part = base + slice + u * kCombineSlices;
-        x[u] = part < count_ && reads_ ? values(part) : float4{};
-      }
-      rules::SoftmaxState mine[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int32_t part = base + lane_ + 32 * i;
-        mine[i] = part < count_ ? state(part) : kNoKeys;
-      }
-      if (base == 0) s.largest = largest_of_all(mine);
-      const float weight[2] = {weight_of(mine[0], s.largest), weight_of(mine[1], s.largest)};
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const int part = slice + u * kCombineSlices, i = u * kCombineSlices / 32;
-        add(weight[i], mine[i].sum, part % 32, x[u], &s);
+        for (int u = 0; u < kAtOnce; ++u) {
+          const float w = __shfl_sync(~0u, weight, k + u);
+          if (w == 0.0f) continue;  // may hold anything
+          s.acc.x = __fmaf_rn(w, x[u].x, s.acc.x);
+          s.acc.y = __fmaf_rn(w, x[u].y, s.acc.y);
+          s.acc.z = __fmaf_rn(w, x[u].z, s.acc.z);
+          s.acc.w = __fmaf_rn(w, x[u].w, s.acc.w);
+        }
       }
     }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) s.sum += __shfl_xor_sync(~0u, s.sum, offset);
     return s;
   }
 
  private:
-  // Of part i from the first one.
-  __device__ __forceinline__ int64_t offset(int32_t i) const { return i == 0 ? 0 : second_ + (i - 1) * stride_; }
+  __device__ __forceinline__ const float *part(int32_t i) const { return i == 0 ? first_ : others_ + int64_t{i} * stride_; }
   __device__ __forceinline__ rules::SoftmaxState state(int32_t i) const {
-    const float *part = first_ + offset(i);
-    return {part[0], part[sum_]};
+    const float *at = part(i);
+    return {at[0], at[sum_]};
   }
-  __device__ __forceinline__ float4 values(int32_t i) const {
-    return *reinterpret_cast<const float4 *>(first_ + offset(i) + values_);
+  // Of parts i, i + step ..., as many as `x` has.
+  template <int n>
+  __device__ __forceinline__ void load(int32_t i, int32_t step, float4 (&x)[n]) const {
+#pragma unroll
+    for (int u = 0; u < n; ++u) {
+      const float *at = u == 0 ? part(i) : others_ + int64_t{i + u * step} * stride_;
+      x[u] = i + u * step < count_ && reads_ ? *reinterpret_cast<const float4 *>(at + values_) : float4{};
+    }
   }
-  // The largest reference; `mine`: the states of parts lane and 32 + lane. fmaxf drops NaN; a NaN score shows in its part's sum.
-  __device__ __forceinline__ float largest_of_all(const rules::SoftmaxState (&mine)[2]) const {
-    float x = fmaxf(reference_of(mine[0]), reference_of(mine[1]));
+  // The largest reference. fmaxf drops NaN; a NaN score shows in its part's sum.
+  __device__ __forceinline__ float largest_of_all() const {
+    float x = kMinusInf;
 #pragma unroll 1
-    for (int32_t i = 64 + lane_; i < count_; i += 32) x = fmaxf(x, reference_of(state(i)));
+    for (int32_t i = lane_; i < count_; i += 32) {
+      const rules::SoftmaxState s = state(i);
+      if (!rules::weighs_nothing(s)) x = fmaxf(x, s.max);
+    }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
     return x;
   }
-  static __device__ __forceinline__ float reference_of(rules::SoftmaxState s) {
-    return rules::weighs_nothing(s) ? kMinusInf : s.max;
-  }
-  static __device__ __forceinline__ float weight_of(rules::SoftmaxState s, float largest) {
-    return rules::weighs_nothing(s) ? 0.0f : rules::merge_weight(s, largest, ptx::exp2_approx);
-  }
-  // The part whose weight and sum lane `lane` has. One that weighs nothing may hold anything.
-  static __device__ __forceinline__ void add(float weight, float sum, int lane, float4 x, Sum *s) {
-    const float w = __shfl_sync(~0u, weight, lane), part_sum = __shfl_sync(~0u, sum, lane);
-    if (w == 0.0f) return;
-    s->sum = __fadd_rn(s->sum, __fmul_rn(w, part_sum));
-    s->acc.x = __fadd_rn(s->acc.x, __fmul_rn(w, x.x));
-    s->acc.y = __fadd_rn(s->acc.y, __fmul_rn(w, x.y));
-    s->acc.z = __fadd_rn(s->acc.z, __fmul_rn(w, x.z));
-    s->acc.w = __fadd_rn(s->acc.w, __fmul_rn(w, x.w));
-  }
 
   const int lane_ = threadIdx.x % 32;
   const int32_t count_;
-  const bool reads_;         // this lane has columns
-  const float *first_;       // part, at the row's maximum
-  int64_t second_, stride_;  // from part to part
-  int32_t sum_, values_;     // from the maximum
+  const bool reads_;               // this lane has columns
+  const float *first_, *others_;   // the row's maximum in part 0, and where part 0 would be if all were `stride_` apart
+  int32_t stride_, sum_, values_;  // `sum_`, `values_`: from the maximum
 };
 
 class Combine {
@@ -226,7 +206,7 @@ class Combine {
 
   __device__ __forceinline__ void run() {
     const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns), units = job_.rows * pieces;
-    if (job_.parts <= kSlices) {
+    if (job_.parts <= (l_.chunks > 0 ? kSlices : 32)) {
 #pragma unroll 1
       for (int32_t unit = job_.worker * kSlices + warp_; unit < units; unit += job_.workers * kSlices)
         few(unit / pieces, unit % pieces * kColumns);
@@ -245,7 +225,7 @@ class Combine {
  private:
   __device__ __forceinline__ void few(int32_t row, int32_t column) {
     const RowParts parts(l_, tile_rows_, job_, row, column);
-    const RowParts::Sum s = l_.chunks > 0 ? parts.of_chunks(0) : parts.of_few();
+    const RowParts::Sum s = l_.chunks > 0 ? parts.of_chunks(0) : parts.of_every(0, 1);
     const RowResult to = result(row, s.largest, s.sum);
     const float x[4] = {s.acc.x, s.acc.y, s.acc.z, s.acc.w};
 #pragma unroll
@@ -258,7 +238,7 @@ class Combine {
 
   __device__ __forceinline__ void many(int32_t row, int32_t column) {
     __shared__ float slices[kSlices][kColumns], sums[kSlices];
-    const RowParts::Sum slice = RowParts(l_, tile_rows_, job_, row, column).of_slice(warp_);
+    const RowParts::Sum slice = RowParts(l_, tile_rows_, job_, row, column).of_every(warp_, kSlices);
     *reinterpret_cast<float4 *>(&slices[warp_][lane_ * 4]) = slice.acc;
     if (lane_ == 0) sums[warp_] = slice.sum;
     __syncthreads();
@@ -367,7 +347,8 @@ class Combine {
 
 // `tile_rows`: rows of a part.
 template <int arch>
-__global__ void __launch_bounds__(kCombineThreads, kCombineBlocks) combine_kernel(const __grid_constant__ Launch l, int32_t tile_rows) {
+__global__ void __launch_bounds__(kCombineThreads, kCombineBlocks)
+    combine_kernel(const __grid_constant__ Launch l, int32_t tile_rows) {
   __shared__ CombineJob job;
   __shared__ rules::CutTile cuts[kCombineThreads];
   ptx::launch_dependents();

@@ -21,8 +21,8 @@ struct Launch {
   // 0: balanced shares. Else every request is cut in `splits` pieces by the split rule.
   int32_t splits;
   int32_t split_align, min_split_len;
-  // Balanced shares begin at multiples of 2^cut_log2 keys of a request.
-  int32_t cut_log2;
+  // Balanced shares begin at multiples of 2^cut_log2 keys of a request, of which the block table holds `max_cuts`.
+  int32_t cut_log2, max_cuts;
   // Batch-invariant mode: these are chunks, of which a request has `chunks` at most. 0: not that mode.
   int32_t chunks;
   // The cache as a tensor of [pages, keys of a page, Lk] that the copy engine of Hopper reads by boxes of `box_keys` keys x 64 numbers (a

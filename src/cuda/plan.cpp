@@ -108,7 +108,8 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.row_groups = rules::ceil_div(l.row_tiles, l.row_group);
   l.blocks = std::max(1, target.sms * kernel.blocks_per_sm / l.row_group) * l.row_group;
   const int32_t max_shares = l.blocks / l.row_group;
-  const int64_t jobs = std::max<int64_t>(1, int64_t{p.batch} * l.row_groups);
+  const int64_t row_groups = std::max<int64_t>(1, int64_t{p.batch} * l.row_groups);
+  const auto jobs = static_cast<int32_t>(std::min<int64_t>(row_groups, INT32_MAX));
   l.share_choice = {max_shares, rules::whole_shares(max_shares, jobs),
                     rules::shares_squared_per_tile(plan.choice.row.shares_squared_per_tile, l.row_group), jobs};
   l.box_keys = kernel.copies_boxes ? rules::box_keys(p.page_size, kernel.keys) : 0;
@@ -116,7 +117,7 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.out_16_bytes = aligned(p.out, 16) && p.out_row_stride % 8 == 0 && p.out_head_stride % 8 == 0;
   l.split_align = config.split_align;
   l.min_split_len = config.min_split_len;
-  l.cut_log2 = __builtin_ctz(static_cast<unsigned>(kernel.keys));
+  l.cut_log2 = rules::line_tile_log2(__builtin_ctz(static_cast<unsigned>(kernel.keys)), row_groups, rules::table_keys(p));
   // More splits than the shortest ones that the block table can hold are empty for every length, and cut nothing differently.
   const auto useful =
       rules::num_chunks(rules::table_keys(p), static_cast<int32_t>(rules::split_len(0, 1, l.min_split_len, l.split_align)));
@@ -127,11 +128,12 @@ Plan make_plan(const Target &target, const Problem &p) {
     l.chunks = static_cast<int32_t>(std::max<int64_t>(1, rules::num_chunks(rules::table_keys(p), rules::kInvariantKeys)));
     l.share_choice.squared_per_tile = max_shares;  // chunks are long: as many shares as there are
   }
+  l.max_cuts = static_cast<int32_t>(rules::num_chunks(std::min<int64_t>(rules::table_keys(p), INT32_MAX), 1 << l.cut_log2));
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
   plan.combine_blocks = combine_blocks(target, plan);
   plan.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
   if (plan.row_tiles_of_all > 0) {
-    const int64_t places = l.chunks > 0 ? jobs * l.row_group : plan.row_tiles_of_all;
+    const int64_t places = l.chunks > 0 ? row_groups * l.row_group : plan.row_tiles_of_all;
     const int64_t slots = rules::gpu_part_slots(places, l.blocks, l.splits, l.chunks);
     int64_t bytes = 0;  // shapes of a size query need not fit any memory
     const bool fits = !__builtin_mul_overflow(slots, plan.part.size * 4, &bytes) &&

@@ -38,10 +38,9 @@ __device__ __forceinline__ int rows_of_tile(const Problem &p, int32_t request, i
   return rules::min(rows_of(p, request) - row_tile * kRows, kRows);
 }
 
-// What a request adds to the line for each of its row tiles; chunks that the block table does not hold have no place.
+// What a request adds to the line for each of its row tiles: what the block table holds at most.
 __device__ __forceinline__ int32_t line_tiles(const Launch &l, int32_t request) {
-  const int32_t tiles = rules::key_tiles(l.p, request, l.cut_log2);
-  return l.chunks > 0 ? rules::min(tiles, l.chunks) : tiles;
+  return rules::min(rules::key_tiles(l.p, request, l.cut_log2), l.max_cuts);
 }
 
 // The line of key tiles, measured by a warp: each lane looks at as many neighbouring requests.
@@ -50,7 +49,7 @@ class Line {
   __device__ __forceinline__ explicit Line(const Launch &l)
       : l_(l), p_(l.p), groups_(l.row_groups), per_lane_((l.p.batch + 31) / 32) {
     const int32_t first = lane_ * per_lane_, last = rules::min(first + per_lane_, p_.batch);
-    int64_t mine = 0;
+    int32_t mine = 0;
     int32_t longest = 0;
 #pragma unroll 4  // as many reads at once
     for (int32_t b = first; b < last; ++b) {
@@ -64,25 +63,24 @@ class Line {
     longest_ = __reduce_max_sync(~0u, longest);
   }
 
-  __device__ __forceinline__ int64_t total() const { return total_; }
-  __device__ __forceinline__ bool all_equal() const { return int64_t{longest_} * groups_ * p_.batch == total_; }
+  __device__ __forceinline__ int32_t total() const { return total_; }
+  __device__ __forceinline__ bool all_equal() const { return longest_ * groups_ * p_.batch == total_; }
 
   // The place of tile `at`, 0 <= at < total; its row_tile counts groups. Every lane gets it.
-  __device__ __forceinline__ rules::TilePosition locate(int64_t at) const {
+  __device__ __forceinline__ rules::TilePosition locate(int32_t at) const {
     const int owner = __ffs(__ballot_sync(~0u, end_ > at)) - 1;
-    const int64_t before = __shfl_sync(~0u, end_, rules::max(owner - 1, 0));
+    const int32_t before = __shfl_sync(~0u, end_, rules::max(owner - 1, 0));
     if (owner > 0) at -= before;
     if (per_lane_ == 1) {  // the sums at hand say all
-      const int64_t mine = __shfl_sync(~0u, end_, owner) - (owner > 0 ? before : 0);
-      const auto n = static_cast<int32_t>(groups_ > 1 ? rules::quotient(mine, groups_) : mine);
-      const auto row_tile = static_cast<int32_t>(groups_ > 1 ? rules::quotient(at, n) : 0);
-      return {owner, row_tile, static_cast<int32_t>(at - int64_t{row_tile} * n)};
+      const int32_t mine = __shfl_sync(~0u, end_, owner) - (owner > 0 ? before : 0);
+      const int32_t n = groups_ > 1 ? mine / groups_ : mine, row_tile = groups_ > 1 ? at / n : 0;
+      return {owner, row_tile, at - row_tile * n};
     }
 #pragma unroll 1
     for (int32_t first = owner * per_lane_;; first += 32) {
       const int32_t b = first + lane_;
       const int32_t tiles = b < p_.batch ? line_tiles(l_, b) : 0;
-      int64_t end = static_cast<int64_t>(tiles) * groups_;
+      int32_t end = tiles * groups_;
       scan(&end);
       const unsigned beyond = __ballot_sync(~0u, end > at);
       if (beyond == 0) {
@@ -91,18 +89,17 @@ class Line {
       }
       const int found = __ffs(beyond) - 1;
       const int32_t n = __shfl_sync(~0u, tiles, found);
-      const int64_t offset = at - (__shfl_sync(~0u, end, found) - static_cast<int64_t>(n) * groups_);
-      const int64_t row_tile = groups_ > 1 ? rules::quotient(offset, n) : 0;
-      return {first + found, static_cast<int32_t>(row_tile), static_cast<int32_t>(offset - row_tile * n)};
+      const int32_t offset = at - (__shfl_sync(~0u, end, found) - n * groups_), row_tile = groups_ > 1 ? offset / n : 0;
+      return {first + found, row_tile, offset - row_tile * n};
     }
   }
 
  private:
   // Sums over this and all lower lanes.
-  __device__ __forceinline__ void scan(int64_t *x) const {
+  __device__ __forceinline__ void scan(int32_t *x) const {
 #pragma unroll 1
     for (int offset = 1; offset < 32; offset *= 2) {
-      const int64_t below = __shfl_up_sync(~0u, *x, offset);
+      const int32_t below = __shfl_up_sync(~0u, *x, offset);
       if (lane_ >= offset) *x += below;
     }
   }
@@ -110,7 +107,7 @@ class Line {
   const Launch &l_;
   const Problem &p_;
   const int32_t groups_, per_lane_;
-  int64_t end_, total_;  // end_: of this lane's requests
+  int32_t end_, total_;  // end_: of this lane's requests
   int32_t longest_;      // request, in tiles
   const int lane_ = threadIdx.x % 32;
 };
@@ -149,7 +146,7 @@ class Items {
     const Line line(l_);
     const int32_t shares = rules::num_shares(l_.share_choice, line.total(), line.all_equal());
     const auto share = static_cast<int32_t>(blockIdx.x) / l_.row_group;
-    int64_t begin = 0;
+    int32_t begin = 0;
     if (share < shares) {
       begin = rules::share_begin(line.total(), shares, share);
       cursor.left = rules::share_begin(line.total(), shares, share + 1) - begin;
@@ -215,7 +212,7 @@ class Items {
     while (cursor->left > 0) {
       const rules::TilePosition at = cursor->at;
       const int32_t tiles = line_tiles(l_, at.request), first = cursor->first;
-      const auto n = static_cast<int32_t>(rules::min<int64_t>(l_.chunks > 0 ? 1 : tiles - at.key_tile, cursor->left));
+      const int32_t n = l_.chunks > 0 ? 1 : rules::min(tiles - at.key_tile, static_cast<int32_t>(cursor->left));
       cursor->at.key_tile += n;
       if (cursor->at.key_tile >= tiles) {
         cursor->at.key_tile = cursor->first = 0;
@@ -227,8 +224,10 @@ class Items {
       const int32_t row_tile = at.row_tile * l_.row_group + member;
       if (row_tile >= row_tiles()) continue;
       const int32_t keys = keys_of(at.request, row_tile);
-      const auto key_begin = static_cast<int32_t>(rules::min<int64_t>(int64_t{at.key_tile} << l_.cut_log2, keys));
-      const auto key_end = static_cast<int32_t>(rules::min<int64_t>((int64_t{at.key_tile} + n) << l_.cut_log2, keys));
+      // (The end of the last tile may have 32 bits.)
+      const auto begin = static_cast<uint32_t>(at.key_tile) << l_.cut_log2, length = static_cast<uint32_t>(n) << l_.cut_log2;
+      const auto key_begin = static_cast<int32_t>(rules::min(begin, static_cast<uint32_t>(keys)));
+      const auto key_end = static_cast<int32_t>(rules::min(begin + length, static_cast<uint32_t>(keys)));
       const int64_t slot = rules::part_slot(share, at.key_tile == 0, l_.row_group, member);
       *item = {at.request, row_tile, key_begin, key_end, n == tiles ? -1 : slot, at.key_tile, first, at.key_tile + 1 == tiles};
       return true;

@@ -98,7 +98,7 @@ class Sm90Products {
         set_limits(item);
         wait_for_queries();
       }
-        // One step more than there are own tiles, where the last tile is the other group's.
+      // One step more than there are own tiles, where the last tile is the other group's.
 #pragma unroll 1
       for (int t = group_; t <= tiles; t += 2) {
         float s[32];

@@ -30,46 +30,52 @@ MLAVERIFY_HD int32_t whole_shares(int32_t max_shares, int64_t jobs) {
 // What a device chooses the number of shares from, for `jobs` row groups (one or more). max_shares < 2^14.
 struct ShareChoice {
   int32_t max_shares, whole_shares, squared_per_tile;
-  int64_t jobs;
+  int32_t jobs;
 };
 
 // Shares of a line of `total` tiles; `equal`: all jobs are as long. Then each share has whole jobs, or a job is cut in equal shares, if
 // that leaves no more than a twentieth of a busy GPU idle: cut anywhere else, most shares would have pieces of two jobs.
-MLAVERIFY_HD int32_t num_shares(const ShareChoice &c, int64_t total, bool equal) {
+MLAVERIFY_HD int32_t num_shares(const ShareChoice &c, int32_t total, bool equal) {
   const int32_t most = c.max_shares * c.max_shares;
-  const auto squared = static_cast<int32_t>(min<int64_t>(min<int64_t>(total, most) * c.squared_per_tile, most));
+  const auto squared = static_cast<int32_t>(min<int64_t>(int64_t{total} * c.squared_per_tile, most));
   int32_t n = 0;  // the root
   for (int32_t step = 1 << 13; step > 0; step /= 2) {
     if ((n + step) * (n + step) <= squared) n += step;
   }
-  n = static_cast<int32_t>(min<int64_t>(c.max_shares, max<int64_t>(c.jobs, n)));
+  n = min(c.max_shares, max(c.jobs, n));
   if (equal && c.jobs > n) n = c.whole_shares;
   if (equal && c.jobs < n) {
-    const auto idle = static_cast<int32_t>(remainder(n, c.jobs));
+    const int32_t idle = n % c.jobs;
     if (n < c.max_shares || idle * 20 <= n) n -= idle;
   }
-  return static_cast<int32_t>(clamp<int64_t>(n, 1, max<int64_t>(total, 1)));
+  return clamp(n, 1, max(total, 1));
 }
 
 // First tile of share `share`; share `shares` gives the end of the line. No share is empty unless there are fewer tiles than
 // shares; the first ones may have a tile more.
-MLAVERIFY_HD int64_t share_begin(int64_t total, int32_t shares, int32_t share) {
-  const int64_t least = quotient(total, shares);
-  return share * least + min<int64_t>(share, total - least * shares);
+MLAVERIFY_HD int32_t share_begin(int32_t total, int32_t shares, int32_t share) {
+  const int32_t least = total / shares;
+  return share * least + min(share, total - least * shares);
 }
 
 // The first share that begins at tile `at` or behind it, 0 <= at <= total, shares <= total.
-MLAVERIFY_HD int32_t first_share_from(int64_t total, int32_t shares, int64_t at) {
-  const int64_t least = quotient(total, shares), longer = total - least * shares, long_tiles = longer * (least + 1);
+MLAVERIFY_HD int32_t first_share_from(int32_t total, int32_t shares, int32_t at) {
+  const int32_t least = total / shares, longer = total - least * shares, long_tiles = longer * (least + 1);
   const bool among = at <= long_tiles;
-  const int64_t length = among ? least + 1 : least, behind = among ? 0 : long_tiles;
-  return static_cast<int32_t>((among ? 0 : longer) + quotient(at - behind + length - 1, length));
+  const int32_t length = among ? least + 1 : least, behind = among ? 0 : long_tiles;
+  return (among ? 0 : longer) + ceil_div(at - behind, length);
 }
 
 // Length of the line of one request, per row tile, in tiles of 2^tile_log2 keys.
 MLAVERIFY_HD int32_t key_tiles(const Problem &p, int32_t request, int32_t tile_log2) {
   const int32_t keys = needed_keys(p, request);
   return (keys >> tile_log2) + (keys & ((1 << tile_log2) - 1) ? 1 : 0);
+}
+
+// Tiles at least as long that keep a line of `row_groups` times `keys` keys short enough to be counted in 31 bits, with room for sums.
+MLAVERIFY_HD int32_t line_tile_log2(int32_t tile_log2, int64_t row_groups, int64_t keys) {
+  while (tile_log2 < 30 && row_groups * ((keys >> tile_log2) + 1) >= int64_t{1} << 30) ++tile_log2;
+  return tile_log2;
 }
 
 // A place in the line.
@@ -90,9 +96,9 @@ struct CutTile {
 };
 
 // Of the share that begins with tile `begin` of the line, at the place `at`, in a row tile of `tiles` tiles.
-MLAVERIFY_HD CutTile cut_tile(int64_t total, int32_t shares, int64_t begin, TilePosition at, int32_t tiles) {
+MLAVERIFY_HD CutTile cut_tile(int32_t total, int32_t shares, int32_t begin, TilePosition at, int32_t tiles) {
   if (at.key_tile == 0) return {at.request, at.row_tile, 0, 0};
-  const int64_t first = begin - at.key_tile;
+  const int32_t first = begin - at.key_tile;
   const int32_t from = first_share_from(total, shares, first + 1), to = first_share_from(total, shares, first + tiles);
   return {at.request, at.row_tile, from, to - from};
 }
