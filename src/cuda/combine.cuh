@@ -1,8 +1,7 @@
 // The second launch of a call: merges the partial results of rows that several blocks worked on, in key order, and writes them.
 //
-// A job is a row tile, or a group of them, that was cut: with balanced shares, one for each border that cuts; all blocks of all borders
-// inside a row tile work on it. Jobs and blocks are dealt out so that all blocks run at once and all have work, as far as there is
-// some: what decides is how often a block waits for reads, some microsecond each.
+// A job is a row tile, or a group of them, that was cut. Jobs and blocks are dealt out so that all blocks run at once and all have work, as
+// far as there is some: what decides is how often a block waits for reads, some microsecond each.
 // A unit is kCombineColumns columns of a row. With few parts a warp takes a unit at a time; with many, a block, and each of its warps a slice
 // of the parts.
 //
@@ -42,10 +41,17 @@ __device__ __forceinline__ void set_rows(const Launch &l, int32_t tile_rows, int
   job->rows = rules::min(tiles * tile_rows, rows_of(l.p, job->request) - job->first_row);
 }
 
-// The job that is a row tile of all requests' ones.
-__device__ __forceinline__ void find_piece(const Launch &l, int32_t tile_rows, int32_t row_tile_of_all, CombineJob *job) {
-  job->request = row_tile_of_all / l.row_tiles;
-  const int32_t row_tile = row_tile_of_all - job->request * l.row_tiles;
+// Pieces by the split rule: what number `number` of a block's jobs is, of `blocks` blocks; one of no parts behind the last.
+__device__ __forceinline__ void find_piece(const Launch &l, int32_t tile_rows, int32_t number, int32_t blocks,
+                                           CombineJob *job) {
+  const int32_t row_tiles = l.p.batch * l.row_tiles, workers = rules::max(1, blocks / row_tiles);
+  job->parts = 0;
+  if (number >= row_tiles * workers) return;
+  job->worker = number / row_tiles;
+  job->workers = workers;
+  number -= job->worker * row_tiles;
+  job->request = number / l.row_tiles;
+  const int32_t row_tile = number - job->request * l.row_tiles;
   job->parts = l.splits;
   job->first_slot = split_slot(l, job->request, row_tile, 0);
   job->second_slot = job->first_slot + 1;
@@ -53,11 +59,8 @@ __device__ __forceinline__ void find_piece(const Launch &l, int32_t tile_rows, i
   set_rows(l, tile_rows, row_tile, 1, job);
 }
 
-// The job that is what the border before share `share` cuts.
-__device__ __forceinline__ void find_cut(const Launch &l, int32_t tile_rows, const rules::CutTile *cut, int32_t share,
-                                         CombineJob *job) {
-  job->parts = 0;
-  if (cut->borders == 0) return;
+// The job that some border cuts.
+__device__ __forceinline__ void find_cut(const Launch &l, int32_t tile_rows, const rules::CutTile *cut, CombineJob *job) {
   const int32_t row_tile = cut->row_tile * l.row_group;
   job->request = cut->request;
   if (l.chunks > 0) {
@@ -71,16 +74,71 @@ __device__ __forceinline__ void find_cut(const Launch &l, int32_t tile_rows, con
     job->second_slot = rules::part_slot(cut->first_border, false, l.row_group, 0);
     job->stride = 2 * static_cast<int64_t>(l.row_group);
   }
-  job->worker += (share - cut->first_border) * job->workers;
-  job->workers *= cut->borders;
   set_rows(l, tile_rows, row_tile, l.row_group, job);
 }
+
+// Which of a call's cuts a block helps with; each is known by the first border inside it.
+class Cuts {
+ public:
+  // By all threads of a block: what all borders cut.
+  __device__ __forceinline__ void read(const Launch &l) {
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < l.blocks / l.row_group; i += kCombineThreads) cuts_[i] = l.cuts[i];
+    __syncthreads();
+  }
+
+  // By a warp: deals `blocks` blocks out to cuts, and finds block `block` its job; one of no parts if there is none.
+  __device__ __forceinline__ void find(const Launch &l, int32_t tile_rows, int32_t block, int32_t blocks,
+                                       CombineJob *job) const {
+    const int lane = ptx::lane();
+    const int32_t shares = cuts_[0].borders;
+    int32_t count = 0;
+#pragma unroll 1
+    for (int32_t first = 0; first < shares; first += 32) count += __popc(__ballot_sync(~0u, begins(first + lane, shares)));
+    if (lane == 0) job->parts = 0;
+    __syncwarp();
+    if (count == 0) return;
+    const int32_t workers = rules::max(1, blocks / count), worker = block / count;
+    if (worker >= workers) return;
+    int32_t left = block - worker * count;  // the cut's place among all
+#pragma unroll 1
+    for (int32_t first = 0; left >= 0; first += 32) {
+      const bool mine = begins(first + lane, shares);
+      const unsigned those = __ballot_sync(~0u, mine);
+      if (mine && __popc(those & ((1u << lane) - 1)) == left) {
+        job->worker = worker;
+        job->workers = workers;
+        find_cut(l, tile_rows, &cuts_[first + lane], job);
+      }
+      left -= __popc(those);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool begins(int32_t share, int32_t shares) const {
+    return share > 0 && share < shares && cuts_[share].borders > 0 && cuts_[share].first_border == share;
+  }
+
+  rules::CutTile cuts_[kMaxShares];
+};
 
 // As rules::store_float() does, by the instructions of the GPU.
 __device__ __forceinline__ void store(DType t, void *out, int64_t at, float x) {
   if (t == DType::f32) static_cast<float *>(out)[at] = x;
   if (t == DType::f16) static_cast<__half *>(out)[at] = __float2half_rn(x);
   if (t == DType::bf16) static_cast<__nv_bfloat16 *>(out)[at] = __float2bfloat16_rn(x);
+}
+
+// Two neighbours, the first of which is even.
+__device__ __forceinline__ void store_two(const Launch &l, int64_t at, float x, float y) {
+  const DType t = l.p.q_dtype;
+  if (l.out_16_bytes && t == DType::bf16) {
+    *reinterpret_cast<__nv_bfloat162 *>(static_cast<__nv_bfloat16 *>(l.p.out) + at) = __floats2bfloat162_rn(x, y);
+  } else if (l.out_16_bytes && t == DType::f16) {
+    *reinterpret_cast<__half2 *>(static_cast<__half *>(l.p.out) + at) = __floats2half2_rn(x, y);
+  } else {
+    store(t, l.p.out, at, x);
+    store(t, l.p.out, at + 1, y);
+  }
 }
 
 // Of kCombineColumns columns that a warp takes: that of number `i` (of four) of lane `lane`.
@@ -93,14 +151,13 @@ class RowParts {
  public:
   __device__ __forceinline__ RowParts(const Launch &l, int32_t tile_rows, const CombineJob &job, int32_t row, int32_t column)
       : count_(job.parts), reads_(column + column_of(lane_, 0) < l.p.v_dim) {
-    const rules::GpuPartLayout layout = rules::gpu_part_layout(tile_rows, l.p.v_dim);
-    const int32_t tile = row / tile_rows, r = row - tile * tile_rows;
-    first_ = l.parts + (job.first_slot + tile) * layout.size + r;
-    stride_ = static_cast<int32_t>(job.stride * layout.size);
-    others_ = first_ + (job.second_slot - job.first_slot) * layout.size - stride_;
-    sum_ = static_cast<int32_t>(layout.sum - layout.max);
+    const int32_t tile = row >> (__ffs(tile_rows) - 1), r = row & (tile_rows - 1);  // tile_rows is a power of two
+    first_ = l.parts + (job.first_slot + tile) * l.part.size + r;
+    stride_ = static_cast<int32_t>(job.stride * l.part.size);
+    others_ = first_ + (job.second_slot - job.first_slot) * l.part.size - stride_;
+    sum_ = static_cast<int32_t>(l.part.sum - l.part.max);
     values_ =
-        static_cast<int32_t>(rules::acc_block(layout, r, column + column_of(lane_, 0)) + rules::acc_quad(r, lane_ % 4) - r);
+        static_cast<int32_t>(rules::acc_block(l.part, r, column + column_of(lane_, 0)) + rules::acc_quad(r, lane_ % 4) - r);
   }
 
   // The state of the row, and its columns.
@@ -112,7 +169,7 @@ class RowParts {
   // Of kCombineSlices parts from `base` on, along the tree.
   __device__ __forceinline__ Sum of_chunks(int32_t base) const {
     static_assert(kCombineSlices == 8, "three levels");
-    float4 x[8];
+    Values x;
     load(base, 1, x);
     rules::SoftmaxState node = lane_ < 8 && base + lane_ < count_ ? state(base + lane_) : kNoKeys;
 #pragma unroll
@@ -130,36 +187,58 @@ class RowParts {
     return {__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0), x[0]};
   }
 
-  // Of parts first, first + step ..., in that order; the largest of all. A merge takes as long as the reads that wait for each other, and
-  // as fetching its code: the first values are read along with the weights, whether they weigh anything or not.
-  __device__ __forceinline__ Sum of_every(int32_t first, int32_t step) const {
-    constexpr int kAtOnce = 8;
-    float4 x[kAtOnce];
-    load(first, step, x);
-    Sum s = {largest_of_all(), 0.0f, {}};
-#pragma unroll 1
-    for (int32_t base = 0; first + base * step < count_; base += 32) {  // a lane has the state of one of 32
-      const int32_t part = first + (base + lane_) * step;
-      const rules::SoftmaxState mine = part < count_ ? state(part) : kNoKeys;
-      const float weight = rules::weighs_nothing(mine) ? 0.0f : rules::merge_weight(mine, s.largest, ptx::exp2_approx);
-      s.sum += __fmul_rn(weight, mine.sum);
-#pragma unroll 1
-      for (int32_t k = 0; k < 32 && first + (base + k) * step < count_; k += kAtOnce) {
-        if (base + k > 0) load(first + (base + k) * step, step, x);
+  static constexpr int kAtOnce = 8;  // reads of a lane
+  using Values = float4[kAtOnce];
+
+  // Of parts i, i + step ...
+  __device__ __forceinline__ void load(int32_t i, int32_t step, Values &x) const {
+    const float *at = part(i) + values_, *next = others_ + values_ + int64_t{i} * stride_;
 #pragma unroll
-        for (int u = 0; u < kAtOnce; ++u) {
-          const float w = __shfl_sync(~0u, weight, k + u);
-          if (w == 0.0f) continue;  // may hold anything
-          s.acc.x = __fmaf_rn(w, x[u].x, s.acc.x);
-          s.acc.y = __fmaf_rn(w, x[u].y, s.acc.y);
-          s.acc.z = __fmaf_rn(w, x[u].z, s.acc.z);
-          s.acc.w = __fmaf_rn(w, x[u].w, s.acc.w);
-        }
-      }
+    for (int u = 0; u < kAtOnce; ++u) {
+      x[u] = i + u * step < count_ && reads_ ? *reinterpret_cast<const float4 *>(at) : float4{};
+      at = next += step * stride_;
+    }
+  }
+
+  // The next kCombineColumns columns.
+  __device__ __forceinline__ void next_columns(int32_t column, int32_t v_dim) {
+    values_ += kCombineColumns / rules::kAccBlockColumns * rules::kAccBlock;
+    reads_ = column + column_of(lane_, 0) < v_dim;
+  }
+
+  // The largest reference. fmaxf drops NaN; a NaN score shows in its part's sum.
+  __device__ __forceinline__ float largest() const {
+    float x = kMinusInf;
+#pragma unroll 1
+    for (int32_t i = lane_; i < count_; i += 64) {  // two at once
+      const rules::SoftmaxState s = state(i), next = i + 32 < count_ ? state(i + 32) : kNoKeys;
+      if (!rules::weighs_nothing(s)) x = fmaxf(x, s.max);
+      if (!rules::weighs_nothing(next)) x = fmaxf(x, next.max);
     }
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) s.sum += __shfl_xor_sync(~0u, s.sum, offset);
-    return s;
+    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+    return x;
+  }
+
+  // Of part i, which may be behind the last; adds its share of the sum.
+  __device__ __forceinline__ float weight(int32_t i, float largest, float *sum) const {
+    const rules::SoftmaxState s = i < count_ ? state(i) : kNoKeys;
+    const float w = rules::weighs_nothing(s) ? 0.0f : rules::merge_weight(s, largest, ptx::exp2_approx);
+    *sum += __fmul_rn(w, s.sum);
+    return w;
+  }
+
+  // Adds values whose weights lanes k, k + 1 ... have.
+  static __device__ __forceinline__ void add(float weight, int32_t k, const Values &x, float4 *acc) {
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const float w = __shfl_sync(~0u, weight, k + u);
+      if (w == 0.0f) continue;  // may hold anything
+      acc->x = __fmaf_rn(w, x[u].x, acc->x);
+      acc->y = __fmaf_rn(w, x[u].y, acc->y);
+      acc->z = __fmaf_rn(w, x[u].z, acc->z);
+      acc->w = __fmaf_rn(w, x[u].w, acc->w);
+    }
   }
 
  private:
@@ -168,31 +247,9 @@ class RowParts {
     const float *at = part(i);
     return {at[0], at[sum_]};
   }
-  // Of parts i, i + step ..., as many as `x` has.
-  template <int n>
-  __device__ __forceinline__ void load(int32_t i, int32_t step, float4 (&x)[n]) const {
-#pragma unroll
-    for (int u = 0; u < n; ++u) {
-      const float *at = u == 0 ? part(i) : others_ + int64_t{i + u * step} * stride_;
-      x[u] = i + u * step < count_ && reads_ ? *reinterpret_cast<const float4 *>(at + values_) : float4{};
-    }
-  }
-  // The largest reference. fmaxf drops NaN; a NaN score shows in its part's sum.
-  __device__ __forceinline__ float largest_of_all() const {
-    float x = kMinusInf;
-#pragma unroll 1
-    for (int32_t i = lane_; i < count_; i += 32) {
-      const rules::SoftmaxState s = state(i);
-      if (!rules::weighs_nothing(s)) x = fmaxf(x, s.max);
-    }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
-    return x;
-  }
-
   const int lane_ = threadIdx.x % 32;
   const int32_t count_;
-  const bool reads_;               // this lane has columns
+  bool reads_;                     // this lane has columns
   const float *first_, *others_;   // the row's maximum in part 0, and where part 0 would be if all were `stride_` apart
   int32_t stride_, sum_, values_;  // `sum_`, `values_`: from the maximum
 };
@@ -200,58 +257,122 @@ class RowParts {
 class Combine {
   static constexpr int kSlices = kCombineSlices, kColumns = kCombineColumns;
 
+  // Where a row's results go, and its own.
+  struct RowResult {
+    int64_t out, lse;
+    float scale, log_sum;
+  };
+
  public:
   __device__ __forceinline__ Combine(const Launch &l, int32_t tile_rows, const CombineJob &job)
       : l_(l), p_(l.p), tile_rows_(tile_rows), job_(job), out_scale_(l.p.k_scale != nullptr ? *l.p.k_scale : 1.0f) {}
 
   __device__ __forceinline__ void run() {
-    const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns), units = job_.rows * pieces;
+    const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns);
     if (job_.parts <= (l_.chunks > 0 ? kSlices : 32)) {
+      // As many pieces at a time as make the units go round: what they have in common is found once. One, two or all.
+      const int32_t warps = job_.workers * kSlices;
+      int32_t each = l_.chunks > 0 ? 1 : rules::min(pieces, rules::ceil_div(job_.rows * pieces, warps));
+      if (each > 2) each = pieces;
+      const int32_t groups = rules::ceil_div(pieces, each), units = job_.rows * groups;
 #pragma unroll 1
-      for (int32_t unit = job_.worker * kSlices + warp_; unit < units; unit += job_.workers * kSlices)
-        few(unit / pieces, unit % pieces * kColumns);
+      for (int32_t unit = job_.worker * kSlices + warp_; unit < units; unit += warps) {
+        const int32_t row = unit / groups, column = (unit - row * groups) * each * kColumns;
+        if (l_.chunks > 0) {
+          few_chunks(row, column);
+        } else {
+          few(row, column, rules::min(column + each * kColumns, p_.v_dim));
+        }
+      }
     } else {
 #pragma unroll 1
-      for (int32_t unit = job_.worker; unit < units; unit += job_.workers) {
+      for (int32_t unit = job_.worker; unit < job_.rows * pieces; unit += job_.workers) {
+        const int32_t row = unit / pieces, column = (unit - row * pieces) * kColumns;
         if (l_.chunks > 0) {
-          many_chunks(unit / pieces, unit % pieces * kColumns);
+          many_chunks(row, column);
         } else {
-          many(unit / pieces, unit % pieces * kColumns);
+          many(row, column);
         }
       }
     }
   }
 
  private:
-  __device__ __forceinline__ void few(int32_t row, int32_t column) {
-    const RowParts parts(l_, tile_rows_, job_, row, column);
-    const RowParts::Sum s = l_.chunks > 0 ? parts.of_chunks(0) : parts.of_every(0, 1);
-    const RowResult to = result(row, s.largest, s.sum);
-    const float x[4] = {s.acc.x, s.acc.y, s.acc.z, s.acc.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int32_t c = column + column_of(lane_, i);
-      if (c < p_.v_dim) store(p_.q_dtype, p_.out, to.out + c, scaled(x[i], s.sum, to.scale));
-    }
+  // Up to 32 parts of a row, by a warp. A merge takes as long as the reads that wait for each other, and as fetching its code: values are
+  // read along with the weights, whether they weigh anything or not.
+  __device__ __forceinline__ void few(int32_t row, int32_t column, int32_t end) {
+    RowParts parts(l_, tile_rows_, job_, row, column);
+    RowParts::Values x;
+    parts.load(0, 1, x);
+    const float largest = parts.largest();
+    float sum = 0.0f;
+    const float weight = parts.weight(lane_, largest, &sum);
+    sum = sum_of_lanes(sum);
+    const RowResult to = result(row, largest, sum);
     if (column + lane_ == 0) p_.lse[to.lse] = to.log_sum;
+#pragma unroll 1
+    for (;;) {
+      float4 acc = {};
+#pragma unroll 1
+      for (int32_t k = 0;;) {
+        RowParts::add(weight, k, x, &acc);
+        k += RowParts::kAtOnce;
+        if (k >= job_.parts) break;
+        parts.load(k, 1, x);
+      }
+      write(to, column, acc);
+      if ((column += kColumns) >= end) return;
+      parts.next_columns(column, p_.v_dim);
+      parts.load(0, 1, x);
+    }
   }
 
+  __device__ __forceinline__ void few_chunks(int32_t row, int32_t column) {
+    const RowParts::Sum s = RowParts(l_, tile_rows_, job_, row, column).of_chunks(0);
+    const RowResult to = result(row, s.largest, s.sum);
+    if (column + lane_ == 0) p_.lse[to.lse] = to.log_sum;
+    const bool none = s.sum == 0.0f;  // acc that weighs nothing may be anything
+    write(to, column, none ? float4{} : s.acc);
+  }
+
+  // More of them, by a block.
   __device__ __forceinline__ void many(int32_t row, int32_t column) {
     __shared__ float slices[kSlices][kColumns], sums[kSlices];
-    const RowParts::Sum slice = RowParts(l_, tile_rows_, job_, row, column).of_every(warp_, kSlices);
-    *reinterpret_cast<float4 *>(&slices[warp_][lane_ * 4]) = slice.acc;
-    if (lane_ == 0) sums[warp_] = slice.sum;
+    const RowParts parts(l_, tile_rows_, job_, row, column);
+    RowParts::Values x;
+    parts.load(warp_, kSlices, x);
+    const float largest = parts.largest();
+    float sum = 0.0f;
+    float4 acc = {};
+#pragma unroll 1
+    for (int32_t base = warp_; base < job_.parts; base += 32 * kSlices) {
+      const float weight = parts.weight(base + lane_ * kSlices, largest, &sum);
+#pragma unroll 1
+      for (int32_t k = 0; k < 32 && base + k * kSlices < job_.parts; k += RowParts::kAtOnce) {
+        if (base + k > warp_) parts.load(base + k * kSlices, kSlices, x);
+        RowParts::add(weight, k, x, &acc);
+      }
+    }
+    sum = sum_of_lanes(sum);
+    *reinterpret_cast<float4 *>(&slices[warp_][lane_ * 4]) = acc;
+    if (lane_ == 0) sums[warp_] = sum;
     __syncthreads();
     if (threadIdx.x < kColumns) {
-      float sum = 0.0f, x = 0.0f;
+      float all = 0.0f, number = 0.0f;
 #pragma unroll
       for (int s = 0; s < kSlices; ++s) {
-        sum += sums[s];
-        x += slices[s][threadIdx.x];
+        all += sums[s];
+        number += slices[s][threadIdx.x];
       }
-      write_number(row, column, {slice.largest, sum}, x);
+      write_number(row, column, {largest, all}, number);
     }
     __syncthreads();
+  }
+
+  static __device__ __forceinline__ float sum_of_lanes(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+    return x;
   }
 
   // Along the tree: a warp takes 8 parts at a time, then each of kColumns threads its column of the 8 nodes; what these give, nodes of 64
@@ -308,8 +429,19 @@ class Combine {
       if (c < kColumns) waiting[node.level][c] = x;
       if (c == 0) waiting_states[node.level] = state;
     }
-    if (c < kColumns) write_number(row, column, state, x);
+    if (c < kColumns) write_number(row, column, state, rules::weighs_nothing(state) ? 0.0f : x);
     __syncthreads();
+  }
+
+  // Of a warp's columns from `column` on.
+  __device__ __forceinline__ void write(const RowResult &to, int32_t column, float4 acc) const {
+    const float x[4] = {acc.x, acc.y, acc.z, acc.w};
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const int32_t c = column + column_of(lane_, i);
+      if (c >= p_.v_dim) return;
+      store_two(l_, to.out + c, x[i] * to.scale, x[i + 1] * to.scale);
+    }
   }
 
   // Of the column that thread threadIdx.x < kColumns has.
@@ -317,18 +449,10 @@ class Combine {
     const int32_t c = column + column_of(static_cast<int32_t>(threadIdx.x) / 4, static_cast<int32_t>(threadIdx.x) % 4);
     if (c >= p_.v_dim) return;
     const RowResult to = result(row, s.max, s.sum);
-    store(p_.q_dtype, p_.out, to.out + c, scaled(x, s.sum, to.scale));
+    store(p_.q_dtype, p_.out, to.out + c, x * to.scale);
     if (c == 0) p_.lse[to.lse] = to.log_sum;
   }
 
-  // acc that weighs nothing may be anything.
-  static __device__ __forceinline__ float scaled(float x, float sum, float scale) { return (sum == 0.0f ? 0.0f : x) * scale; }
-
-  // Where a row's results go, and its own.
-  struct RowResult {
-    int64_t out, lse;
-    float scale, log_sum;
-  };
   __device__ __forceinline__ RowResult result(int32_t row, float largest, float sum) const {
     const rules::Row r = rules::unpack_row(job_.first_row + row, p_.num_heads);
     RowState state = {{largest, sum}, true};
@@ -350,30 +474,24 @@ template <int arch>
 __global__ void __launch_bounds__(kCombineThreads, kCombineBlocks)
     combine_kernel(const __grid_constant__ Launch l, int32_t tile_rows) {
   __shared__ CombineJob job;
-  __shared__ rules::CutTile cuts[kCombineThreads];
+  __shared__ Cuts cuts;
   ptx::launch_dependents();
   ptx::wait_for_previous_grid();
-  // Which cut it is follows from the number of shares; a thread each reads them all meanwhile.
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  if (l.splits == 0 && thread < l.blocks / l.row_group) cuts[thread] = l.cuts[thread];
-  const int32_t jobs = l.splits > 0 ? l.p.batch * l.row_tiles : num_shares_of(l) - 1;
-  if (jobs <= 0) return;
-  const int32_t blocks = rules::max(1, static_cast<int32_t>(gridDim.x) / jobs);  // of a job
+  const auto blocks = static_cast<int32_t>(gridDim.x);
+  if (l.splits == 0) cuts.read(l);
 #pragma unroll 1
-  for (auto i = static_cast<int32_t>(blockIdx.x); i < jobs * blocks; i += static_cast<int32_t>(gridDim.x)) {
+  for (auto i = static_cast<int32_t>(blockIdx.x);; i += blocks) {
     __syncthreads();
-    const int32_t n = i % jobs, share = n + 1;
-    if (thread == 0) {
-      job.worker = i / jobs;
-      job.workers = blocks;
+    if (threadIdx.x < 32) {
       if (l.splits > 0) {
-        find_piece(l, tile_rows, n, &job);
+        if (threadIdx.x == 0) find_piece(l, tile_rows, i, blocks, &job);
       } else {
-        find_cut(l, tile_rows, share < kCombineThreads ? &cuts[share] : &l.cuts[share], share, &job);
+        cuts.find(l, tile_rows, i, blocks, &job);
       }
     }
     __syncthreads();
-    if (job.parts > 0) Combine(l, tile_rows, job).run();
+    if (job.parts == 0) return;
+    Combine(l, tile_rows, job).run();
   }
 }
 

@@ -36,6 +36,9 @@ constexpr int32_t kCombineSlices = rules::gpu_config().s2_num_warps;
 constexpr int32_t kCombineThreads = 32 * kCombineSlices, kCombineColumns = 128, kCombineBlocks = 3;
 static_assert(rules::gpu_config().s2_block_s == kCombineThreads);
 
+// Shares of a call at most: more than any GPU has room for.
+constexpr int32_t kMaxShares = 512;
+
 struct KernelSet {
   std::vector<TensorKernel> tensor;
   VerifyKernel generic;  // shared_bytes 0: generic_shared_bytes() of the width

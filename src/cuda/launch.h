@@ -3,6 +3,7 @@
 
 #include "rules/problem.h"
 #include "rules/schedule.h"
+#include "rules/workspace.h"
 
 namespace mlaverify::cuda {
 
@@ -33,6 +34,7 @@ struct Launch {
   int32_t pair;
   TensorMap kv_map;
   // Workspace (rules/workspace.h).
+  rules::GpuPartLayout part;
   rules::CutTile *cuts;  // [blocks / row_group]: what the border before each share cuts; the first one has the number of shares
   float *parts;          // partial results
 };

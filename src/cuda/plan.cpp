@@ -106,7 +106,7 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.row_tiles = static_cast<int32_t>(rules::num_row_tiles(rules::request_rows(p, 0), kernel.rows));
   l.row_group = rules::row_group(l.row_tiles);
   l.row_groups = rules::ceil_div(l.row_tiles, l.row_group);
-  l.blocks = std::max(1, target.sms * kernel.blocks_per_sm / l.row_group) * l.row_group;
+  l.blocks = std::clamp(target.sms * kernel.blocks_per_sm / l.row_group, 1, kMaxShares) * l.row_group;
   const int32_t max_shares = l.blocks / l.row_group;
   const int64_t row_groups = std::max<int64_t>(1, int64_t{p.batch} * l.row_groups);
   const auto jobs = static_cast<int32_t>(std::min<int64_t>(row_groups, INT32_MAX));
@@ -131,12 +131,12 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.max_cuts = static_cast<int32_t>(rules::num_chunks(std::min<int64_t>(rules::table_keys(p), INT32_MAX), 1 << l.cut_log2));
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
   plan.combine_blocks = combine_blocks(target, plan);
-  plan.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
+  l.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
   if (plan.row_tiles_of_all > 0) {
     const int64_t places = l.chunks > 0 ? row_groups * l.row_group : plan.row_tiles_of_all;
     const int64_t slots = rules::gpu_part_slots(places, l.blocks, l.splits, l.chunks);
     int64_t bytes = 0;  // shapes of a size query need not fit any memory
-    const bool fits = !__builtin_mul_overflow(slots, plan.part.size * 4, &bytes) &&
+    const bool fits = !__builtin_mul_overflow(slots, l.part.size * 4, &bytes) &&
                       !__builtin_add_overflow(bytes, rules::gpu_cuts_bytes(l.blocks), &bytes);
     plan.workspace_bytes = fits ? static_cast<std::size_t>(bytes) : SIZE_MAX;
   }

@@ -41,7 +41,6 @@ struct Plan {
   Launch launch;
   int64_t row_tiles_of_all;
   int64_t combine_blocks;  // of the combine kernel; 0: it is not launched
-  rules::GpuPartLayout part;
   std::size_t workspace_bytes;
 };
 Plan make_plan(const Target &target, const Problem &p);

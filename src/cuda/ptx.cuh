@@ -122,26 +122,31 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
 __device__ __forceinline__ void prefetch_map(const void *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// Copies a box of a tensor (a CUtensorMap), whose first element is (x, y, z), to shared memory; outside the tensor it is zeros. In the L2
-// cache it is the first to go: what partial results need stays there.
-__device__ __forceinline__ void copy_box(uint32_t to, const void *map, int32_t x, int32_t y, int32_t z, uint32_t barrier) {
+// How the L2 cache is to treat what is copied: as the first to go, or like everything else.
+__device__ __forceinline__ unsigned long long cache_policy(bool first_to_go) {
+  unsigned long long first, normal;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  return first_to_go ? first : normal;
+}
+// Copies a box of a tensor (a CUtensorMap), whose first element is (x, y, z), to shared memory; outside the tensor it is zeros.
+__device__ __forceinline__ void copy_box(uint32_t to, const void *map, int32_t x, int32_t y, int32_t z, uint32_t barrier,
+                                         unsigned long long policy) {
   asm volatile(
-      "{.reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%2, %3, %4}], [%5], policy;}" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
       : "memory");
 }
 // The same to the same place in the shared memory of each block of the cluster whose bit is set in `blocks`; each one's barrier counts the
 // bytes.
 __device__ __forceinline__ void copy_box_to(uint32_t blocks, uint32_t to, const void *map, int32_t x, int32_t y, int32_t z,
-                                            uint32_t barrier) {
+                                            uint32_t barrier, unsigned long long policy) {
   asm volatile(
-      "{.reg .b16 blocks; .reg .b64 policy; cvt.u16.u32 blocks, %6;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "{.reg .b16 blocks; cvt.u16.u32 blocks, %6;\n"
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
-      " [%0], [%1, {%2, %3, %4}], [%5], blocks, policy;}" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "r"(blocks)
+      " [%0], [%1, {%2, %3, %4}], [%5], blocks, %7;}" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "r"(blocks), "l"(policy)
       : "memory");
 }
 // Arrives at the same barrier of block `rank` of the cluster.

@@ -123,9 +123,6 @@ __device__ __forceinline__ int64_t first_chunk_slot(const Launch &l, int32_t req
   return rules::chunk_slot(int64_t{request} * l.row_groups + group, l.chunks, 0, l.row_group, row_tile - group * l.row_group);
 }
 
-// Shares of the call, as the verify kernel noted it where the border before share 0 would be.
-__device__ __forceinline__ int32_t num_shares_of(const Launch &l) { return l.cuts[0].borders; }
-
 // How far a block is in its items.
 struct ItemCursor {
   rules::TilePosition at;  // of the rest of the share

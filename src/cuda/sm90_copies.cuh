@@ -104,7 +104,8 @@ class Sm90Copies {
         shared_(ptx::shared_address(shared)),
         barriers_(barriers),
         boxes_(l.box_keys > 0 ? C::kKeys / l.box_keys : 0),
-        rank_(blockIdx.x % l.pair) {}
+        rank_(blockIdx.x % l.pair),
+        policy_(ptx::cache_policy(l.pair == l.row_group)) {}
 
   __device__ __forceinline__ void run(const Item &item) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
@@ -196,13 +197,13 @@ class Sm90Copies {
 #pragma unroll
             for (int b = 0; b < blocks; ++b)
               ptx::copy_box(there + b * C::kBlockBytes, l_.kv_map.bytes, (first + b) * 64, key, page,
-                            barriers_.full(stage, part, b / kHalf));
+                            barriers_.full(stage, part, b / kHalf), policy_);
           } else if (kHalves == 2 || rank_ == stage) {
 #pragma unroll
             for (int i = 0; i < kHalf; ++i) {
               const int b = kHalves == 2 ? rank_ * kHalf + i : 0;
               ptx::copy_box_to(3, there + b * C::kBlockBytes, l_.kv_map.bytes, (first + b) * 64, key, page,
-                               barriers_.full(stage, part, kHalves == 2 ? rank_ : 0));
+                               barriers_.full(stage, part, kHalves == 2 ? rank_ : 0), policy_);
             }
           }
         }
@@ -252,6 +253,8 @@ class Sm90Copies {
   const int warp_ = threadIdx.x / 32 % 4, lane_ = threadIdx.x % 32;
   const int boxes_;  // of a tile
   const int rank_;   // in the pair
+  // Keys that no other block copies go first from the L2 cache: partial results stay there until they are merged.
+  const unsigned long long policy_;
   int32_t page_ = -1, offset_ = 0;
   uint32_t items_ = 0, uses_[2] = {0, 0};  // of the stages; so far
 };
