@@ -1,7 +1,8 @@
 // The second launch of a call: merges the partial results of rows that several blocks worked on, in key order, and writes them.
 //
-// A job is a row tile, or a group of them, that was cut. Jobs and blocks are dealt out so that all blocks run at once and all have work, as
-// far as there is some: what decides is how often a block waits for reads, some microsecond each.
+// A job is a row tile, or a group of them, that was cut. Blocks are dealt out to the borders that cut, and those of all borders inside a row
+// tile work on it: so that all blocks run at once and have work, and a row tile of many parts has many. What decides is how often a
+// block waits for reads, some microsecond each.
 // A unit is kCombineColumns columns of a row. With few parts a warp takes a unit at a time; with many, a block, and each of its warps a slice
 // of the parts.
 //
@@ -77,7 +78,7 @@ __device__ __forceinline__ void find_cut(const Launch &l, int32_t tile_rows, con
   set_rows(l, tile_rows, row_tile, l.row_group, job);
 }
 
-// Which of a call's cuts a block helps with; each is known by the first border inside it.
+// The borders of a call that cut, and which of them a block works for.
 class Cuts {
  public:
   // By all threads of a block: what all borders cut.
@@ -86,36 +87,38 @@ class Cuts {
     __syncthreads();
   }
 
-  // By a warp: deals `blocks` blocks out to cuts, and finds block `block` its job; one of no parts if there is none.
+  // By a warp: deals `blocks` blocks out, and finds block `block` its job; one of no parts if there is none.
   __device__ __forceinline__ void find(const Launch &l, int32_t tile_rows, int32_t block, int32_t blocks,
                                        CombineJob *job) const {
     const int lane = ptx::lane();
     const int32_t shares = cuts_[0].borders;
     int32_t count = 0;
 #pragma unroll 1
-    for (int32_t first = 0; first < shares; first += 32) count += __popc(__ballot_sync(~0u, begins(first + lane, shares)));
+    for (int32_t first = 0; first < shares; first += 32) count += __popc(__ballot_sync(~0u, cuts(first + lane, shares)));
     if (lane == 0) job->parts = 0;
     __syncwarp();
     if (count == 0) return;
     const int32_t workers = rules::max(1, blocks / count), worker = block / count;
     if (worker >= workers) return;
-    int32_t left = block - worker * count;  // the cut's place among all
+    int32_t left = block - worker * count;  // the border's place among all that cut
 #pragma unroll 1
     for (int32_t first = 0; left >= 0; first += 32) {
-      const bool mine = begins(first + lane, shares);
+      const bool mine = cuts(first + lane, shares);
       const unsigned those = __ballot_sync(~0u, mine);
       if (mine && __popc(those & ((1u << lane) - 1)) == left) {
-        job->worker = worker;
-        job->workers = workers;
-        find_cut(l, tile_rows, &cuts_[first + lane], job);
+        const rules::CutTile &cut = cuts_[first + lane];
+        job->worker = (first + lane - cut.first_border) * workers + worker;
+        job->workers = workers * cut.borders;
+        find_cut(l, tile_rows, &cut, job);
       }
       left -= __popc(those);
     }
   }
 
  private:
-  __device__ __forceinline__ bool begins(int32_t share, int32_t shares) const {
-    return share > 0 && share < shares && cuts_[share].borders > 0 && cuts_[share].first_border == share;
+  // Whether the border before a share does.
+  __device__ __forceinline__ bool cuts(int32_t share, int32_t shares) const {
+    return share > 0 && share < shares && cuts_[share].borders > 0;
   }
 
   rules::CutTile cuts_[kMaxShares];
@@ -166,27 +169,6 @@ class RowParts {
     float4 acc;
   };
 
-  // Of kCombineSlices parts from `base` on, along the tree.
-  __device__ __forceinline__ Sum of_chunks(int32_t base) const {
-    static_assert(kCombineSlices == 8, "three levels");
-    Values x;
-    load(base, 1, x);
-    rules::SoftmaxState node = lane_ < 8 && base + lane_ < count_ ? state(base + lane_) : kNoKeys;
-#pragma unroll
-    for (int level = 0; level < 3; ++level) {
-      const int distance = 1 << level;
-      const rules::SoftmaxState sibling = {__shfl_xor_sync(~0u, node.max, distance), __shfl_xor_sync(~0u, node.sum, distance)};
-      const rules::MergeStep m = lane_ & distance ? merge_in_log2(sibling, node) : merge_in_log2(node, sibling);
-#pragma unroll
-      for (int u = 0; u < 8; u += 2 * distance) {
-        const rules::MergeStep of = {__shfl_sync(~0u, m.a, u), __shfl_sync(~0u, m.b, u), {}};
-        x[u] = merged(of, x[u], x[u + distance]);
-      }
-      node = m.merged;
-    }
-    return {__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0), x[0]};
-  }
-
   static constexpr int kAtOnce = 8;  // reads of a lane
   using Values = float4[kAtOnce];
 
@@ -200,6 +182,32 @@ class RowParts {
     }
   }
 
+  // Of parts base ... base + 7, along the tree; lanes 0 to 7 pass their states. Those that weigh nothing are not read.
+  __device__ __forceinline__ Sum of_eight(int32_t base, rules::SoftmaxState node) const {
+    static_assert(kAtOnce == 8, "three levels");
+    const unsigned live = __ballot_sync(~0u, !rules::weighs_nothing(node));
+    Values x;
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+      x[u] = live >> u & 1 && reads_ ? *reinterpret_cast<const float4 *>(part(base + u) + values_) : float4{};
+#pragma unroll
+    for (int level = 0; level < 3; ++level) {
+      const int distance = 1 << level;
+      const rules::SoftmaxState sibling = {__shfl_xor_sync(~0u, node.max, distance), __shfl_xor_sync(~0u, node.sum, distance)};
+      const rules::MergeStep m = lane_ & distance ? merge_in_log2(sibling, node) : merge_in_log2(node, sibling);
+#pragma unroll
+      for (int u = 0; u < kAtOnce; u += 2 * distance) {
+        const rules::MergeStep of = {__shfl_sync(~0u, m.a, u), __shfl_sync(~0u, m.b, u), {}};
+        x[u] = merged(of, x[u], x[u + distance]);
+      }
+      node = m.merged;
+    }
+    return {__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0), x[0]};
+  }
+
+  // Of part i; behind the last one: no keys.
+  __device__ __forceinline__ rules::SoftmaxState state_or_none(int32_t i) const { return i < count_ ? state(i) : kNoKeys; }
+
   // The next kCombineColumns columns.
   __device__ __forceinline__ void next_columns(int32_t column, int32_t v_dim) {
     values_ += kCombineColumns / rules::kAccBlockColumns * rules::kAccBlock;
@@ -211,7 +219,7 @@ class RowParts {
     float x = kMinusInf;
 #pragma unroll 1
     for (int32_t i = lane_; i < count_; i += 64) {  // two at once
-      const rules::SoftmaxState s = state(i), next = i + 32 < count_ ? state(i + 32) : kNoKeys;
+      const rules::SoftmaxState s = state(i), next = state_or_none(i + 32);
       if (!rules::weighs_nothing(s)) x = fmaxf(x, s.max);
       if (!rules::weighs_nothing(next)) x = fmaxf(x, next.max);
     }
@@ -222,7 +230,7 @@ class RowParts {
 
   // Of part i, which may be behind the last; adds its share of the sum.
   __device__ __forceinline__ float weight(int32_t i, float largest, float *sum) const {
-    const rules::SoftmaxState s = i < count_ ? state(i) : kNoKeys;
+    const rules::SoftmaxState s = state_or_none(i);
     const float w = rules::weighs_nothing(s) ? 0.0f : rules::merge_weight(s, largest, ptx::exp2_approx);
     *sum += __fmul_rn(w, s.sum);
     return w;
@@ -254,6 +262,29 @@ class RowParts {
   int32_t stride_, sum_, values_;  // `sum_`, `values_`: from the maximum
 };
 
+// Nodes of the tree that wait for the sibling on their right, a place for each level: of each of `threads` threads the numbers T.
+template <class T, int levels, int threads>
+struct WaitingNodes {
+  T values[levels][threads];
+  rules::SoftmaxState states[levels];
+
+  // Merges node `number` of `count` with what waits for it; returns its level then. The caller lets it wait at that place.
+  __device__ __forceinline__ int merge(int32_t number, int32_t count, int thread, rules::SoftmaxState *state, T *x) const {
+    rules::TreeNode node = {number, 0};
+    for (;;) {
+      if (number + 1 == count) node = rules::pass_through(node, 0);
+      if (!rules::merges_left(node, 0)) return node.level;
+      const rules::TreeNode left = rules::left_sibling(node);
+      const rules::MergeStep m = merge_in_log2(states[left.level], *state);
+      *x = merged(m, values[left.level][thread], *x);
+      *state = m.merged;
+      node = rules::parent(left);
+    }
+  }
+};
+
+// `chunks`: in the batch-invariant mode.
+template <bool chunks>
 class Combine {
   static constexpr int kSlices = kCombineSlices, kColumns = kCombineColumns;
 
@@ -269,16 +300,16 @@ class Combine {
 
   __device__ __forceinline__ void run() {
     const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns);
-    if (job_.parts <= (l_.chunks > 0 ? kSlices : 32)) {
+    if (by_warps(pieces)) {
       // As many pieces at a time as make the units go round: what they have in common is found once. One, two or all.
       const int32_t warps = job_.workers * kSlices;
-      int32_t each = l_.chunks > 0 ? 1 : rules::min(pieces, rules::ceil_div(job_.rows * pieces, warps));
+      int32_t each = chunks ? 1 : rules::min(pieces, rules::ceil_div(job_.rows * pieces, warps));
       if (each > 2) each = pieces;
       const int32_t groups = rules::ceil_div(pieces, each), units = job_.rows * groups;
 #pragma unroll 1
       for (int32_t unit = job_.worker * kSlices + warp_; unit < units; unit += warps) {
         const int32_t row = unit / groups, column = (unit - row * groups) * each * kColumns;
-        if (l_.chunks > 0) {
+        if constexpr (chunks) {
           few_chunks(row, column);
         } else {
           few(row, column, rules::min(column + each * kColumns, p_.v_dim));
@@ -288,7 +319,7 @@ class Combine {
 #pragma unroll 1
       for (int32_t unit = job_.worker; unit < job_.rows * pieces; unit += job_.workers) {
         const int32_t row = unit / pieces, column = (unit - row * pieces) * kColumns;
-        if (l_.chunks > 0) {
+        if constexpr (chunks) {
           many_chunks(row, column);
         } else {
           many(row, column);
@@ -298,6 +329,12 @@ class Combine {
   }
 
  private:
+  // Of chunks most weigh nothing where there are many rows: a block for each unit would not be worth it.
+  __device__ __forceinline__ bool by_warps(int32_t pieces) const {
+    if (!chunks) return job_.parts <= 32;
+    return job_.parts <= 8 || (job_.parts <= 64 && job_.rows * pieces > 2 * job_.workers);
+  }
+
   // Up to 32 parts of a row, by a warp. A merge takes as long as the reads that wait for each other, and as fetching its code: values are
   // read along with the weights, whether they weigh anything or not.
   __device__ __forceinline__ void few(int32_t row, int32_t column, int32_t end) {
@@ -327,12 +364,32 @@ class Combine {
     }
   }
 
+  // Up to 64 chunks, by a warp: eight at a time.
   __device__ __forceinline__ void few_chunks(int32_t row, int32_t column) {
-    const RowParts::Sum s = RowParts(l_, tile_rows_, job_, row, column).of_chunks(0);
-    const RowResult to = result(row, s.largest, s.sum);
+    __shared__ WaitingNodes<float4, 4, 32> waiting_of_warps[kSlices];
+    auto &waiting = waiting_of_warps[warp_];
+    const RowParts parts(l_, tile_rows_, job_, row, column);
+    const rules::SoftmaxState mine[2] = {parts.state_or_none(lane_), parts.state_or_none(lane_ + 32)};
+    rules::SoftmaxState state = kNoKeys;
+    float4 x = {};
+    const int32_t rounds = rules::ceil_div(job_.parts, 8);
+#pragma unroll 1
+    for (int32_t round = 0; round < rounds; ++round) {
+      const int from = round % 4 * 8 + lane_ % 8;
+      const rules::SoftmaxState of = round < 4 ? mine[0] : mine[1];
+      const float max = __shfl_sync(~0u, of.max, from), sum = __shfl_sync(~0u, of.sum, from);
+      const RowParts::Sum s = parts.of_eight(round * 8, lane_ < 8 ? rules::SoftmaxState{max, sum} : kNoKeys);
+      state = {s.largest, s.sum};
+      x = s.acc;
+      const int level = waiting.merge(round, rounds, lane_, &state, &x);
+      __syncwarp();
+      waiting.values[level][lane_] = x;
+      if (lane_ == 0) waiting.states[level] = state;
+      __syncwarp();
+    }
+    const RowResult to = result(row, state.max, state.sum);
     if (column + lane_ == 0) p_.lse[to.lse] = to.log_sum;
-    const bool none = s.sum == 0.0f;  // acc that weighs nothing may be anything
-    write(to, column, none ? float4{} : s.acc);
+    write(to, column, rules::weighs_nothing(state) ? float4{} : x);  // acc that weighs nothing may be anything
   }
 
   // More of them, by a block.
@@ -375,24 +432,27 @@ class Combine {
     return x;
   }
 
-  // Along the tree: a warp takes 8 parts at a time, then each of kColumns threads its column of the 8 nodes; what these give, nodes of 64
-  // parts, waits in shared memory for its sibling, a place for each level.
+  // Any number of chunks, by a block: a warp takes eight at a time, then each of kColumns threads its column of the eight nodes; nodes of 64
+  // chunks wait for their siblings.
   __device__ __forceinline__ void many_chunks(int32_t row, int32_t column) {
     constexpr int kLevels = 16;
     static_assert(int64_t{rules::kInvariantKeys} * 64 << kLevels > INT32_MAX, "a level for every length");
-    __shared__ float nodes[kSlices][kColumns], waiting[kLevels][kColumns];
-    __shared__ rules::SoftmaxState states[kSlices], waiting_states[kLevels];
+    __shared__ float nodes[kSlices][kColumns];
+    __shared__ rules::SoftmaxState states[kSlices];
+    __shared__ WaitingNodes<float, kLevels, kColumns> waiting;
     const RowParts parts(l_, tile_rows_, job_, row, column);
     const auto c = static_cast<int32_t>(threadIdx.x);
     rules::SoftmaxState state = kNoKeys;
     float x = 0.0f;
-    const int32_t rounds = rules::ceil_div(job_.parts, kSlices * kSlices);
+    const int32_t rounds = rules::ceil_div(job_.parts, kSlices * 8);
 #pragma unroll 1
     for (int32_t round = 0; round < rounds; ++round) {
-      const RowParts::Sum s = parts.of_chunks((round * kSlices + warp_) * kSlices);
+      const int32_t base = (round * kSlices + warp_) * 8;
+      const RowParts::Sum s = parts.of_eight(base, lane_ < 8 ? parts.state_or_none(base + lane_) : kNoKeys);
       *reinterpret_cast<float4 *>(&nodes[warp_][lane_ * 4]) = s.acc;
       if (lane_ == 0) states[warp_] = {s.largest, s.sum};
       __syncthreads();
+      int level = 0;
       if (c < kColumns) {
         rules::SoftmaxState node[kSlices];
         float value[kSlices];
@@ -412,22 +472,11 @@ class Combine {
         }
         state = node[0];
         x = value[0];
-      }
-      rules::TreeNode node = {round, 0};
-      for (;;) {
-        if (round + 1 == rounds) node = rules::pass_through(node, 0);
-        if (!rules::merges_left(node, 0)) break;
-        const rules::TreeNode left = rules::left_sibling(node);
-        if (c < kColumns) {
-          const rules::MergeStep m = merge_in_log2(waiting_states[left.level], state);
-          x = merged(m, waiting[left.level][c], x);
-          state = m.merged;
-        }
-        node = rules::parent(left);
+        level = waiting.merge(round, rounds, c, &state, &x);
       }
       __syncthreads();
-      if (c < kColumns) waiting[node.level][c] = x;
-      if (c == 0) waiting_states[node.level] = state;
+      if (c < kColumns) waiting.values[level][c] = x;
+      if (c == 0) waiting.states[level] = state;
     }
     if (c < kColumns) write_number(row, column, state, rules::weighs_nothing(state) ? 0.0f : x);
     __syncthreads();
@@ -470,8 +519,8 @@ class Combine {
 };
 
 // `tile_rows`: rows of a part.
-template <int arch>
-__global__ void __launch_bounds__(kCombineThreads, kCombineBlocks)
+template <int arch, bool chunks>
+__global__ void __launch_bounds__(kCombineThreads, chunks ? 2 : kCombineBlocks)
     combine_kernel(const __grid_constant__ Launch l, int32_t tile_rows) {
   __shared__ CombineJob job;
   __shared__ Cuts cuts;
@@ -491,7 +540,7 @@ __global__ void __launch_bounds__(kCombineThreads, kCombineBlocks)
     }
     __syncthreads();
     if (job.parts == 0) return;
-    Combine(l, tile_rows, job).run();
+    Combine<chunks>(l, tile_rows, job).run();
   }
 }
 

@@ -145,7 +145,7 @@ Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t st
   config.gridDim = dim3(static_cast<unsigned>(plan.combine_blocks));
   config.dynamicSmemBytes = 0;
   config.numAttrs = std::min(config.numAttrs, 1u);
-  error = cudaLaunchKernelExC(&config, device.target.kernels->combine, args);
+  error = cudaLaunchKernelExC(&config, plan.combine, args);
   return error == cudaSuccess ? Status{} : failed("launch of the combine kernel", error);
 }
 
@@ -222,7 +222,7 @@ class CudaBackend final : public Backend {
       if (error == cudaSuccess) error = allow_shared_memory(kernel);
       if (error != cudaSuccess) return failed("loading the verify kernel", error);
     }
-    const cudaError_t error = load(device.target.kernels->combine);
+    const cudaError_t error = load(cuda::make_plan(device.target, call.problem).combine);
     return error == cudaSuccess ? Status{} : failed("loading the combine kernel", error);
   }
 

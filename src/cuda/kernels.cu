@@ -46,7 +46,8 @@ KernelSet make_set() {
   add_widths<F16>(&set.tensor);
   using G = GenericConfig;
   set.generic = {G::kRows, G::kKeys, G::kThreads, 2, 0, reinterpret_cast<const void *>(verify_generic_kernel<kArch>)};
-  set.combine = reinterpret_cast<const void *>(combine_kernel<kArch>);
+  set.combine = reinterpret_cast<const void *>(combine_kernel<kArch, false>);
+  set.combine_chunks = reinterpret_cast<const void *>(combine_kernel<kArch, true>);
   return set;
 }
 

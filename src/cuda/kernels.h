@@ -42,7 +42,8 @@ constexpr int32_t kMaxShares = 512;
 struct KernelSet {
   std::vector<TensorKernel> tensor;
   VerifyKernel generic;  // shared_bytes 0: generic_shared_bytes() of the width
-  const void *combine;   // takes a Launch and the rows of a tile
+  // Of parts in general, and of chunks in the batch-invariant mode; take a Launch and the rows of a tile.
+  const void *combine, *combine_chunks;
 };
 
 // The set of compiled code `arch`: 80, 89 or 90.

@@ -130,6 +130,7 @@ Plan make_plan(const Target &target, const Problem &p) {
   }
   l.max_cuts = static_cast<int32_t>(rules::num_chunks(std::min<int64_t>(rules::table_keys(p), INT32_MAX), 1 << l.cut_log2));
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
+  plan.combine = l.chunks > 0 ? target.kernels->combine_chunks : target.kernels->combine;
   plan.combine_blocks = combine_blocks(target, plan);
   l.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
   if (plan.row_tiles_of_all > 0) {

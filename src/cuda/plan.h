@@ -40,7 +40,8 @@ struct Plan {
   Choice choice;
   Launch launch;
   int64_t row_tiles_of_all;
-  int64_t combine_blocks;  // of the combine kernel; 0: it is not launched
+  const void *combine;     // the combine kernel
+  int64_t combine_blocks;  // its blocks; 0: it is not launched
   std::size_t workspace_bytes;
 };
 Plan make_plan(const Target &target, const Problem &p);
