@@ -427,6 +427,7 @@ TEST(CudaErrors, CheckedModeRefusesBadLengthsAndPages) {
   device.set_lengths({200, 128, 90});  // no row sees it
   device.poison_outputs();
   EXPECT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+  device.stream.synchronize();
   device.set_lengths({200, 130, 90});
   device.set_page(1, 2, host.page(1, 2));
   device.poison_outputs();

@@ -10,16 +10,13 @@ namespace {
 
 constexpr int kArch = MLAVERIFY_SM;
 constexpr rules::Arch kTable = kArch == 90 ? rules::Arch::sm_90 : kArch == 80 ? rules::Arch::sm_80 : rules::Arch::sm_86;
-constexpr int kSharedPerSm = (kArch == 90 ? 228 : kArch == 80 ? 164 : 100) * 1024;
 
 template <class T, int qk_dim, int v_dim, int rows, int keys, int warps, int stages>
 TensorKernel tensor_kernel() {
   using C = Sm80Config<kArch, T, qk_dim, v_dim, rows, keys, stages, warps>;
-  constexpr int kReserved = 1024;  // of a block, by the driver
-  static_assert(C::kSharedBytes + kReserved <= kSharedPerSm, "the tile fits");
   const DType type = std::is_same_v<T, F16> ? DType::f16 : DType::bf16;
   const void *function = reinterpret_cast<const void *>(verify_sm80_kernel<C>);
-  return {type, qk_dim, v_dim, {C::kRows, C::kKeys, C::kThreads, 1, C::kSharedBytes, function}};
+  return {type, qk_dim, v_dim, {C::kRows, C::kKeys, C::kThreads, C::kResident, C::kSharedBytes, function}};
 }
 
 template <class T, int qk_dim, int v_dim>

@@ -34,9 +34,21 @@ struct Sm80Config {
   static constexpr int kOffsetFull = kOffsetCursors + kScoreWarps * sizeof(ItemCursor);
   static constexpr int kSharedBytes = kOffsetFull + 8 * kStages;
 
+  // Blocks of a multiprocessor: two of small tiles of narrow rows, where one would leave it waiting for its own steps. (Compiled for sm_80, the
+  // registers do not suffice.)
+  static constexpr int kSharedPerSm = (arch == 90   ? 228
+                                       : arch == 80 ? 164
+                                                    : 100) *
+                                      1024,
+                       kReserved = 1024;  // the latter of a block, by the driver
+  static constexpr int kResident =
+      arch == 90 && kRows == 16 && kV <= 256 && 2 * (kSharedBytes + kReserved) <= kSharedPerSm ? 2 : 1;
+
+  static_assert(kSharedBytes + kReserved <= kSharedPerSm, "the tile fits");
   static_assert(kRows % (16 * kPairBlocks) == 0 && kKeys == 32 && kStages >= 2);
   static_assert(kPitch >= 256, "P and the sums that a pair exchanges take the first two lines of Q");
-  static_assert(kBlocks * (kWarpValues / 8) * 4 <= 128 && 65536 / kThreads >= 168, "accumulators and what else they need");
+  static_assert(kBlocks * (kWarpValues / 8) * 4 <= 128 && (kResident == 2 || 65536 / kThreads >= 168),
+                "accumulators and what else they need");
   static_assert(kPair + kScoreWarps / 2 <= 16, "hardware barriers");
   static_assert(kOffsetItems % 8 == 0 && kOffsetCursors % 8 == 0 && kOffsetFull % 8 == 0, "alignment of Item and of mbarriers");
   static_assert(kQk % 32 == 0 && kV % (16 * kValueWarps) == 0, "whole ldmatrix_x4 loads");

@@ -582,7 +582,7 @@ class Sm80ValueWarp {
 };
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) verify_sm80_kernel(const __grid_constant__ Launch l) {
+__global__ void __launch_bounds__(C::kThreads, C::kResident) verify_sm80_kernel(const __grid_constant__ Launch l) {
   extern __shared__ __align__(128) char shared[];
   ptx::launch_dependents();
   if (threadIdx.x == 0) {
