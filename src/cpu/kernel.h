@@ -31,7 +31,7 @@ namespace {
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 constexpr int32_t kTileKeys = rules::cpu_config().block_n;
 constexpr int32_t kTileRows = rules::cpu_config().block_h;
-static_assert(kTileKeys % Vec::width == 0, "rows of scores are whole vectors");
+static_assert(kTileKeys % (2 * Vec::width) == 0, "rows of scores are whole vectors, and pairs of them");
 
 // ---- Elements ---------------------------------------------------------------------------------------------------------
 
