@@ -208,6 +208,7 @@ int tune(const TuneOptions &options) {
     throw Failure(kBadInput, "MLAVERIFY_TUNE_FILE: is set, must not be: rows are compared with the library's own");
   }
   demand_memory(shapes, MLAVERIFY_BACKEND_CUDA);
+  if (!options.out.empty()) io::demand_replaceable(options.out);
   GpuKind kind;
   demand_ok(gpu_kind(kGpu, &kind), "tune");
   const GpuInfo gpu = gpu_info(kGpu);

@@ -148,7 +148,7 @@ MLAVERIFY_API mlaverify_status mlaverify_workspace_size(const mlaverify_verify_a
 
 /* Makes every variant that serving can reach for these tensors ready: qlens[0 ... num_qlens), both row-count configurations,
  * one split and several, so that nothing is loaded or allocated later. Each qlens[i] must be >= 1; q and out give the widths,
- * dtypes and heads (their row count need not fit every qlen). Touches neither outputs nor cache; may allocate and synchronise;
+ * dtypes and heads (their row count need not fit every qlen), flags whether it is the batch-invariant mode. Touches neither outputs nor cache; may allocate and synchronise;
  * not to be called during stream capture. */
 MLAVERIFY_API mlaverify_status mlaverify_warmup_decode_attention_fwd_verify(const mlaverify_verify_args *args,
                                                                             const int32_t *qlens, int32_t num_qlens);

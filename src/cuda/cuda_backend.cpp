@@ -180,10 +180,7 @@ class CudaBackend final : public Backend {
     if (call.device == MLAVERIFY_HOST) return "tensors are in host memory";
     const auto index = static_cast<std::size_t>(call.device);
     if (index >= devices().list.size()) return "there is no CUDA device " + std::to_string(call.device);
-    const Problem &p = call.problem;  // (sizes that fit no memory: numbers of requests, rows and tiles have 32 bits)
-    if (p.batch > INT32_MAX - 1024) return "batch is more than 2^31 - 1025";
-    if (static_cast<double>(p.batch) * p.qlen * p.num_heads > 0x1p33) return "more than 2^33 rows times heads";
-    if (rules::request_rows(p, 0) > INT32_MAX - 1024) return "qlen times num_heads is more than 2^31 - 1025";
+    if (std::string why = cuda::size_refusal(call.problem); !why.empty()) return why;
     return refusal(devices().list[index]);
   }
 

@@ -68,6 +68,13 @@ const KernelSet *kernels_for(int compute_capability) {
   return compute_capability >= 80 ? &kernel_set<80>() : nullptr;
 }
 
+std::string size_refusal(const Problem &p) {
+  if (p.batch > INT32_MAX - 1024) return "batch is more than 2^31 - 1025";
+  if (static_cast<double>(p.batch) * p.qlen * p.num_heads > 0x1p33) return "more than 2^33 rows times heads";
+  if (rules::request_rows(p, 0) > INT32_MAX - 1024) return "qlen times num_heads is more than 2^31 - 1025";
+  return "";
+}
+
 Choice choose_kernel(const Target &target, const Problem &p) {
   const char *generic_why = generic_only(target, p);
   const rules::GpuRowKey key = rules::gpu_row_key(target.arch, p);
@@ -125,6 +132,7 @@ Plan make_plan(const Target &target, const Problem &p) {
   if ((p.flags & MLAVERIFY_FLAG_BATCH_INVARIANT) != 0) {
     l.splits = 0;
     l.cut_log2 = rules::kInvariantLog2;
+    // (Chunks in the line need no bound of their own: each has a slot in the workspace.)
     l.chunks = static_cast<int32_t>(std::max<int64_t>(1, rules::num_chunks(rules::table_keys(p), rules::kInvariantKeys)));
     l.share_choice.squared_per_tile = max_shares;  // chunks are long: as many shares as there are
   }

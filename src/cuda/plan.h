@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
@@ -23,6 +24,9 @@ struct Target {
 
 // The kernels that a GPU of this compute capability (major * 10 + minor) runs; null: none.
 const KernelSet *kernels_for(int compute_capability);
+
+// Why no plan is made for a call: sizes that fit no memory, for numbers of requests, rows and tiles have 32 bits; "": there is one.
+std::string size_refusal(const Problem &p);
 
 // The kernel for a call: that of the first row of the config table that fits the call and whose kernel can do it. The tensor-core
 // kernels want certain types, widths and strides, some of them certain GPUs; the generic one takes what none of them can do.

@@ -34,7 +34,7 @@
 //   weights[2]       mbarrier     4 warps: the owner   P(t) written before read; overwritten likewise, as P(t+1), after [1]
 //   both             named, 256   groups 0, 1          results of an item that lie on Q, and row sums, read before the next queries are copied
 //                                                      and sums written; queries before read; products with Q done, and row sums written, before read; a partial
-//                                                      result that is merged read before it is overwritten
+//                                                      result written before it is merged, and read before it is overwritten
 //   group 0, 1       named, 128   a group              cleared values written before read
 //   cluster          hardware     a pair               barriers set up before the first copy; all copies and arrivals from the other
 //                                                      block over before a block ends
@@ -83,10 +83,8 @@ class Sm90Products {
   // `item` stays in shared memory, where it takes no registers.
   __device__ __forceinline__ void run(const volatile Item &item) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
-    if (tiles > 0) {
-      ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);  // both are done with the item before
-      if (!same_rows(item)) copy_queries(item);
-    }
+    ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);  // both are done with the item before
+    if (tiles > 0 && !same_rows(item)) copy_queries(item);
     float o[128];
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;

@@ -11,4 +11,7 @@ namespace mlaverify::io {
 // or not at all. Throws FileError (io/safetensors.h).
 void replace_file(const std::string &path, const std::vector<std::string_view> &parts);
 
+// Throws it now if replace_file() would, but for room: before work whose result is to be written there.
+void demand_replaceable(const std::string &path);
+
 }  // namespace mlaverify::io
