@@ -176,7 +176,7 @@ int check(const CheckOptions &options) {
       const auto *failure = dynamic_cast<const Failure *>(&e);
       if (failure != nullptr && failure->exit_code != kBadInput) throw;
       std::fflush(stdout);
-      fmt::print(stderr, "mlaverify: {}\n", e.what());
+      print_error(e.what());
       of_subject.emplace_back(subject.name, "");
       of_subject.back().status = "bad input";
       of_subject.back().message = e.what();

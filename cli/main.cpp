@@ -20,18 +20,6 @@ static void demand_output_written() {
   }
 }
 
-namespace {
-
-// One line, whatever a path holds.
-void print_error(std::string message, const char *hint = "") {
-  for (char &c : message) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  std::fprintf(stderr, "mlaverify: %s%s\n", message.c_str(), hint);
-}
-
-}  // namespace
-
 int main(int argc, char **argv) {
   CLI::App app("Causal MLA verify attention over a paged latent KV cache", "mlaverify");
   app.set_version_flag("--version", mlaverify_version());
@@ -53,19 +41,19 @@ int main(int argc, char **argv) {
       app.exit(e);
       return std::fflush(stdout) == 0 && std::cout.flush() ? cli::kOk : cli::kBadInput;
     }
-    print_error(e.what(), " (see mlaverify --help)");
+    cli::print_error(e.what(), " (see mlaverify --help)");
     return cli::kBadInput;
   } catch (const cli::Failure &e) {
-    print_error(e.what());
+    cli::print_error(e.what());
     return e.exit_code;
   } catch (const mlaverify::io::DeviceError &e) {
-    print_error(e.what());
+    cli::print_error(e.what());
     return cli::kCannotRun;
   } catch (const std::bad_alloc &) {
-    print_error("out of memory");
+    cli::print_error("out of memory");
     return cli::kBadInput;
   } catch (const std::exception &e) {
-    print_error(e.what());
+    cli::print_error(e.what());
     return cli::kBadInput;
   }
 }

@@ -172,6 +172,7 @@ class RunTest(CliTest):
         self.assert_refused(mlaverify("run", path), "--out")
         self.assert_refused(mlaverify("run", *out))
         self.assert_refused(mlaverify("run", self.path("none"), *out), self.path("none"), "cannot open")
+        self.assert_refused(mlaverify("run", self.path("no\nne"), *out), "no?ne: cannot open")
         self.assert_refused(mlaverify("run", self.dir, *out), "not a regular file")
         self.assert_refused(mlaverify("run", path, *out, "--backend", "gpu"), "'gpu'", "reference")
         self.assert_refused(mlaverify("run", path, *out, "--num-kv-splits", "-1"), "num_kv_splits", "-1")

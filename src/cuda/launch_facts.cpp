@@ -34,9 +34,9 @@ Status launch_facts(const GpuKind &gpu, const Problem &p, LaunchFacts *facts) {
   if (tune.set) {
     if (Status s = check_card(tune.file, gpu.arch, gpu.sms); !s.ok()) return s;
   }
-  if (const std::string why = cuda::size_refusal(p); !why.empty()) return {MLAVERIFY_ERR_UNSUPPORTED, "cuda: " + why};
+  if (const std::string why = cuda::size_refusal(p); !why.empty()) return {MLAVERIFY_ERR_INVALID_ARGUMENT, "cuda: " + why};
   const cuda::Plan plan = cuda::make_plan(target, p);
-  if (plan.workspace_bytes == SIZE_MAX) return {MLAVERIFY_ERR_UNSUPPORTED, "cuda: the workspace fits no memory"};
+  if (plan.workspace_bytes == SIZE_MAX) return {MLAVERIFY_ERR_INVALID_ARGUMENT, "cuda: the workspace fits no memory"};
   const cuda::VerifyKernel &kernel = plan.choice.kernel;
   facts->tensor_core = plan.choice.tensor_core();
   facts->why = plan.choice.why;
