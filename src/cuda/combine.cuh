@@ -3,8 +3,8 @@
 // A job is a row tile, or a group of them, that was cut. Blocks are dealt out to the borders that cut, and those of all borders inside a row
 // tile work on it: so that all blocks run at once and have work, and a row tile of many parts has many. What decides is how often a
 // block waits for reads, some microsecond each.
-// A unit is kCombineColumns columns of a row. With few parts a warp takes a unit at a time; with many, a block, and each of its warps a slice
-// of the parts.
+// A piece is kCombineColumns columns of a row. With few parts a warp takes a row's pieces, one, two or all; with many, a block takes a piece, and
+// each of its warps a slice of the parts.
 //
 // Batch-invariant mode: parts are chunks, merged along the tree of rules/merge.h as the verify kernels do it; chunks that these have merged
 // already weigh nothing, and pass the others through.

@@ -27,10 +27,6 @@ class Part {
   __device__ __forceinline__ float4 *fragments(int32_t row, int32_t column) const {
     return reinterpret_cast<float4 *>(at_ + rules::acc_block(layout_, row, column)) + ptx::lane();
   }
-  // Four numbers of a row of the block at `column`.
-  __device__ __forceinline__ float4 *quad(int32_t row, int32_t column, int32_t q) const {
-    return reinterpret_cast<float4 *>(at_ + rules::acc_block(layout_, row, column) + rules::acc_quad(row, q));
-  }
   __device__ __forceinline__ float *number(int32_t row, int32_t column) const {
     return at_ + rules::acc_offset(layout_, row, column);
   }
