@@ -231,6 +231,7 @@ std::vector<Timing> TimedStep::time_replays(const std::vector<Replay> &replays, 
     }
   }
   std::vector<Timing> timings;
+  timings.reserve(replays.size());
   for (std::vector<double> &s : seconds) timings.push_back(summarize(std::move(s)));
   return timings;
 }
