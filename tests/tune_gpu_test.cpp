@@ -92,11 +92,10 @@ class TuneFileOfThisCard {
     std::string text =
         cuda::tune_head({p.name, std::to_string(p.major) + "." + std::to_string(p.minor), row.arch, p.multiProcessorCount});
     if (!multiprocessors.empty()) text.replace(text.rfind(' ') + 1, std::string::npos, multiprocessors + "\n");
-    char path[] = "/tmp/mlaverify_tune_XXXXXX";
-    const int fd = mkstemp(path);
+    path_ = testing::TempDir() + "mlaverify_tune_XXXXXX";
+    const int fd = mkstemp(path_.data());
     EXPECT_GE(fd, 0);
     close(fd);
-    path_ = path;
     std::ofstream(path_) << text << cuda::tune_row(row) << "\n";
   }
   ~TuneFileOfThisCard() { unlink(path_.c_str()); }
