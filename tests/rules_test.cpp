@@ -447,31 +447,35 @@ TEST(Schedule, TheLineFits31Bits) {
   }
 }
 
-TEST(Schedule, EverySlotOfAPartIsItsOwn) {
+TEST(Schedule, EveryPartOfAShareHasAPlaceOfItsOwn) {
   for (const int32_t group : {1, 2, 3, 4}) {
-    std::set<int64_t> slots;
+    std::set<std::pair<int32_t, int32_t>> places;
     for (int32_t share = 0; share < 33; ++share) {
       for (const bool begins : {false, true}) {
-        for (int32_t member = 0; member < group; ++member) slots.insert(part_slot(share, begins, group, member));
+        for (int32_t member = 0; member < group; ++member) {
+          const PartPlace at = share_place(share, begins, group, member);
+          EXPECT_LT(at.series, 2 * group);
+          EXPECT_EQ(at.piece, share);
+          places.insert({at.series, at.piece});
+        }
       }
     }
-    EXPECT_EQ(slots.size(), 2u * 33 * static_cast<std::size_t>(group));
-    EXPECT_EQ(*slots.begin(), 0);
-    EXPECT_EQ(*slots.rbegin() + 1, gpu_part_slots(1, 33 * group, 0, 0));
+    EXPECT_EQ(places.size(), 2u * 33 * static_cast<std::size_t>(group));
   }
 }
 
-TEST(Schedule, EveryChunkOfARowTileHasItsOwnSlot) {
+TEST(Schedule, EveryRowTileHasASeriesOfPieces) {
   for (const int32_t group : {1, 2, 3, 4}) {
-    std::set<int64_t> slots;
-    for (int64_t of_all = 0; of_all < 6; ++of_all) {
-      for (int32_t chunk = 0; chunk < 5; ++chunk) {
-        for (int32_t member = 0; member < group; ++member) slots.insert(chunk_slot(of_all, 5, chunk, group, member));
+    std::set<int32_t> series;
+    for (int32_t request = 0; request < 6; ++request) {
+      for (int32_t row_tile = 0; row_tile < 5 * group; ++row_tile) {
+        EXPECT_EQ(piece_place(request, 5, group, row_tile, 3).piece, 3);
+        series.insert(piece_place(request, 5, group, row_tile, 3).series);
       }
     }
-    EXPECT_EQ(slots.size(), 6u * 5 * static_cast<std::size_t>(group));
-    EXPECT_EQ(*slots.begin(), 0);
-    EXPECT_EQ(*slots.rbegin() + 1, gpu_part_slots(6 * group, 33, 0, 5));
+    EXPECT_EQ(series.size(), 6u * 5 * static_cast<std::size_t>(group));
+    EXPECT_EQ(*series.begin(), 0);
+    EXPECT_EQ(*series.rbegin(), 6 * 5 * group - 1);
   }
 }
 
@@ -490,10 +494,9 @@ TEST(Schedule, BoxesCoverATileAndStayInAPage) {
 TEST(Workspace, EveryNumberOfAPartHasItsOwnPlace) {
   for (const int32_t rows : {8, 16, 64}) {
     for (const int32_t width : {8, 24, 256, 512}) {
-      const GpuPartLayout l = gpu_part_layout(rows, width);
-      std::set<int64_t> places;
+      const GpuPartLayout l = gpu_part_layout(rows, width, 3);
+      std::set<int32_t> places;
       for (int32_t r = 0; r < rows; ++r) {
-        places.insert({l.max + r, l.sum + r});
         for (int32_t c = 0; c < width; ++c) {
           places.insert(acc_offset(l, r, c));
           // Lane r % 8 * 4 + q of a warp has fragments of columns 2 q, 2 q + 1 and, of the next one, the same: its four lie together.
@@ -501,9 +504,23 @@ TEST(Workspace, EveryNumberOfAPartHasItsOwnPlace) {
           EXPECT_EQ(acc_offset(l, r, c), acc_block(l, r, c) + 4 * lane + c % 16 / 8 * 2 + c % 2);
         }
       }
-      EXPECT_EQ(places.size(), static_cast<std::size_t>(rows * (width + 2)));
-      EXPECT_LT(*places.rbegin(), l.size);
-      EXPECT_EQ(l.size % 32, 0);
+      EXPECT_EQ(places.size(), static_cast<std::size_t>(rows * width));
+      EXPECT_LT(*places.rbegin(), l.acc_size);
+      EXPECT_EQ(l.acc_size % 32, 0);
+      std::set<int64_t> states, accs;
+      for (int32_t series = 0; series < 4; ++series) {
+        for (int32_t piece = 0; piece < l.pieces; ++piece) {
+          accs.insert(acc_at(l, {series, piece}));
+          for (int32_t r = 0; r < rows; ++r) states.insert(state_offset(l, {series, piece}, r));
+          if (piece > 0) {
+            EXPECT_EQ(state_offset(l, {series, piece}, 1), state_offset(l, {series, piece - 1}, 1) + 1);
+          }
+        }
+      }
+      EXPECT_EQ(states.size(), static_cast<std::size_t>(4 * l.pieces * rows));
+      EXPECT_LE((*states.rbegin() + 1) * 8, gpu_states_bytes(l, 4));
+      EXPECT_EQ(accs.size(), static_cast<std::size_t>(4 * l.pieces));
+      EXPECT_EQ((*accs.rbegin() + l.acc_size) * 4, gpu_accs_bytes(l, 4));
     }
   }
 }

@@ -42,7 +42,7 @@ constexpr int32_t kMaxShares = 512;
 struct KernelSet {
   std::vector<TensorKernel> tensor;
   VerifyKernel generic;  // shared_bytes 0: generic_shared_bytes() of the width
-  // Of parts in general, and of chunks in the batch-invariant mode; take a Launch and the rows of a tile.
+  // Of parts in general, and of chunks in the batch-invariant mode; take a Launch.
   const void *combine, *combine_chunks;
 };
 

@@ -114,6 +114,7 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.row_group = rules::row_group(l.row_tiles);
   l.row_groups = rules::ceil_div(l.row_tiles, l.row_group);
   l.blocks = std::clamp(target.sms * kernel.blocks_per_sm / l.row_group, 1, kMaxShares) * l.row_group;
+  l.blocks_per_sm = kernel.blocks_per_sm;
   const int32_t max_shares = l.blocks / l.row_group;
   const int64_t row_groups = std::max<int64_t>(1, int64_t{p.batch} * l.row_groups);
   const auto jobs = static_cast<int32_t>(std::min<int64_t>(row_groups, INT32_MAX));
@@ -140,14 +141,16 @@ Plan make_plan(const Target &target, const Problem &p) {
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
   plan.combine = l.chunks > 0 ? target.kernels->combine_chunks : target.kernels->combine;
   plan.combine_blocks = combine_blocks(target, plan);
-  l.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
-  if (plan.row_tiles_of_all > 0) {
-    const int64_t places = l.chunks > 0 ? row_groups * l.row_group : plan.row_tiles_of_all;
-    const int64_t slots = rules::gpu_part_slots(places, l.blocks, l.splits, l.chunks);
-    int64_t bytes = 0;  // shapes of a size query need not fit any memory
-    const bool fits = !__builtin_mul_overflow(slots, l.part.size * 4, &bytes) &&
-                      !__builtin_add_overflow(bytes, rules::gpu_cuts_bytes(l.blocks), &bytes);
-    plan.workspace_bytes = fits ? static_cast<std::size_t>(bytes) : SIZE_MAX;
+  l.part = rules::gpu_part_layout(kernel.rows, p.v_dim, l.chunks > 0 ? l.chunks : l.splits > 0 ? l.splits : max_shares);
+  if (plan.row_tiles_of_all > 0 && l.splits != 1) {
+    plan.series = l.chunks > 0 || l.splits > 0 ? row_groups * l.row_group : 2 * l.row_group;
+    int64_t places = 0, bytes = 0;  // shapes of a size query need not fit any memory
+    const bool fits = !__builtin_mul_overflow(plan.series, l.part.pieces, &places) &&
+                      !__builtin_mul_overflow(places, l.part.acc_size * int64_t{4} + l.part.rows * int64_t{8}, &bytes) &&
+                      bytes <= INT64_MAX - rules::kWorkspaceAlignment;
+    plan.workspace_bytes =
+        fits ? static_cast<std::size_t>(rules::gpu_states_bytes(l.part, plan.series) + rules::gpu_accs_bytes(l.part, plan.series))
+             : SIZE_MAX;
   }
   return plan;
 }

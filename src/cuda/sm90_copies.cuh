@@ -126,7 +126,7 @@ class Sm90Copies {
 
   // Tells the computing groups that there is no more. Copies must not outlive their threads.
   __device__ __forceinline__ void finish() {
-    if (warp_ == 0) hand_over(Item{kNoMore, 0, 0, 0, 0});
+    if (warp_ == 0) hand_over(Item{kNoMore, 0, 0, 0, 0, 0});
     ptx::cp_async_wait_all();
   }
 

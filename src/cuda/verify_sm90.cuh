@@ -138,10 +138,10 @@ class Sm90Products {
       }
       add_sums();
     }
-    int64_t slot = item.part;
-    if (is_chunk(l_, item)) slot = merge_chunk(item, o);
-    if (slot >= 0) {
-      write_part(item, slot, o);
+    int32_t piece = item.piece;
+    if (is_chunk(l_, item)) piece = merge_chunk(item, o);
+    if (piece >= 0) {
+      write_part(item, piece, o);
     } else {
       write_result(item, o);
     }
@@ -388,26 +388,28 @@ class Sm90Products {
 
   // ---- Results ----
 
-  static __device__ __forceinline__ rules::GpuPartLayout part_layout() { return rules::gpu_part_layout(C::kRows, C::kV); }
+  __device__ __forceinline__ Part part(const volatile Item &item, int32_t piece) const {
+    return {l_, rules::gpu_part_layout(C::kRows, C::kV, l_.part.pieces), {item.series, piece}};
+  }
 
   // Of the tile's rows. Rows that only fill it have no partial results: a tile that only completes a pair has no slot of its own.
   __device__ __forceinline__ int32_t used_rows(const volatile Item &item) const {
     return rows_of(p_, item.request) - item.row_tile * C::kRows;
   }
 
-  __device__ __forceinline__ void write_state(const volatile Item &item, int64_t slot, bool keys) const {
+  __device__ __forceinline__ void write_state(const volatile Item &item, int32_t piece, bool keys) const {
     if (group_ != 0 || lane_ % 4 != 0) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (row_of(i) < used_rows(item))
-        Part(l_, part_layout(), slot).set_state(row_of(i), keys ? rules::SoftmaxState{max_[i], sum_[i]} : kNoKeys);
+        part(item, piece).set_state(row_of(i), keys ? rules::SoftmaxState{max_[i], sum_[i]} : kNoKeys);
     }
   }
 
-  __device__ __forceinline__ void write_part(const volatile Item &item, int64_t slot, const float (&o)[128]) const {
-    write_state(item, slot, true);
+  __device__ __forceinline__ void write_part(const volatile Item &item, int32_t piece, const float (&o)[128]) const {
+    write_state(item, piece, true);
     if (!has_acc(l_, item)) return;
-    const Part part(l_, part_layout(), slot);
+    const Part part = this->part(item, piece);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (row_of(i) >= used_rows(item)) continue;
@@ -419,9 +421,9 @@ class Sm90Products {
     }
   }
 
-  // Merges what lies in a slot and `o`.
-  __device__ __forceinline__ void merge_part(const volatile Item &item, int64_t slot, float (&o)[128]) {
-    const Part part(l_, part_layout(), slot);
+  // Merges what lies in the place of a piece and `o`.
+  __device__ __forceinline__ void merge_part(const volatile Item &item, int32_t piece, float (&o)[128]) {
+    const Part part = this->part(item, piece);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const rules::SoftmaxState left = row_of(i) < used_rows(item) ? part.state(row_of(i)) : kNoKeys;
@@ -441,9 +443,9 @@ class Sm90Products {
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
   }
 
-  __device__ __forceinline__ int64_t merge_chunk(const volatile Item &item, float (&o)[128]) {
+  __device__ __forceinline__ int32_t merge_chunk(const volatile Item &item, float (&o)[128]) {
     return cuda::merge_chunk(
-        l_, item, [&](int64_t slot) { merge_part(item, slot, o); }, [&](int64_t slot) { write_state(item, slot, false); });
+        item, [&](int32_t left) { merge_part(item, left, o); }, [&](int32_t piece) { write_state(item, piece, false); });
   }
 
   // By way of shared memory, so that a warp writes whole rows of its columns. Q lies there no more: add_sums() follows the last
@@ -503,7 +505,6 @@ class Sm90Products {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __grid_constant__ Launch l) {
   extern __shared__ __align__(1024) char sm90_shared[];
-  ptx::launch_dependents();
   const Sm90Barriers<C> barriers = {ptx::shared_address(sm90_shared) + C::kOffsetBarriers};
   if (threadIdx.x == 0) barriers.init(l.box_keys > 0, l.pair);
   if (threadIdx.x == 2 * C::kGroup && l.box_keys > 0) ptx::prefetch_map(l.kv_map.bytes);
@@ -513,6 +514,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
     __syncthreads();
   }
   ptx::wait_for_previous_grid();
+  ptx::launch_dependents();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / C::kGroup, 0);
   // The copies come first in the code (the compiler turns the branches round): they start the work, and fetching code that lies far
   // off takes microseconds.
@@ -523,7 +525,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
     ptx::give_registers<C::kCopyRegisters>();
     Sm90Copies<C> copies(l, sm90_shared, barriers);
     const Items<C::kRows, true> items(l);
-    ItemCursor cursor = items.begin(C::kThreads - 32);
+    ItemCursor cursor = items.begin();
     for (Item item; items.next(&cursor, &item);) copies.run(item);
     copies.finish();
   }

@@ -10,6 +10,7 @@
 #include "rules/merge.h"
 #include "rules/pack.h"
 #include "rules/paging.h"
+#include "rules/schedule.h"
 #include "rules/split.h"
 
 namespace mlaverify::rules {
@@ -71,44 +72,51 @@ MLAVERIFY_HD int64_t cpu_workspace_bytes(const Problem &p, int32_t threads) {
   return empty ? 0 : cpu_thread_layout(p).size * 4 * threads;
 }
 
-// GPU: what the borders of shares cut, then partial results. One partial result has max and sum of each row of a tile (log2 units),
-// then acc: blocks of 8 rows x 16 columns, those of the same rows one after the other. In a block four numbers lie together that a
+// GPU: the states of all partial results, then their accs. They come in series (schedule.h), of `pieces` places each.
+// States (max in log2 units, and sum) of a row lie next to each other in a series: who merges the row reads them at once.
+// An acc is made of blocks of 8 rows x 16 columns, those of the same rows one after the other. In a block four numbers lie together that a
 // thread has which holds two neighbouring m16n8 fragments: a warp writes a block as it stands in its registers.
 struct GpuPartLayout {
-  int64_t max, sum, acc;  // offsets in floats
-  int64_t size;           // a multiple of 32 floats
-  int32_t row_blocks;     // blocks of the same rows
+  int32_t rows, pieces;
+  int32_t row_blocks;  // blocks of the same rows
+  int32_t acc_size;    // floats; a multiple of 32
 };
 
 constexpr int32_t kAccBlockRows = 8, kAccBlockColumns = 16, kAccBlock = kAccBlockRows * kAccBlockColumns;
 
-MLAVERIFY_HD GpuPartLayout gpu_part_layout(int32_t rows, int32_t v_dim) {
-  const int64_t state = round_up(rows, 32);
+MLAVERIFY_HD GpuPartLayout gpu_part_layout(int32_t rows, int32_t v_dim, int32_t pieces) {
   const int32_t row_blocks = ceil_div(v_dim, kAccBlockColumns);
-  return {0, state, 2 * state, 2 * state + int64_t{ceil_div(rows, kAccBlockRows)} * row_blocks * kAccBlock, row_blocks};
+  return {rows, pieces, row_blocks, ceil_div(rows, kAccBlockRows) * row_blocks * kAccBlock};
 }
 
-// Of the block with `row` and `column`.
-MLAVERIFY_HD int64_t acc_block(const GpuPartLayout &l, int32_t row, int32_t column) {
-  return l.acc + (int64_t{row / kAccBlockRows} * l.row_blocks + column / kAccBlockColumns) * kAccBlock;
+// Of a row's state, counted in states.
+MLAVERIFY_HD int64_t state_offset(const GpuPartLayout &l, PartPlace at, int32_t row) {
+  return (int64_t{at.series} * l.rows + row) * l.pieces + at.piece;
+}
+
+// Of an acc, in floats.
+MLAVERIFY_HD int64_t acc_at(const GpuPartLayout &l, PartPlace at) {
+  return (int64_t{at.series} * l.pieces + at.piece) * l.acc_size;
+}
+
+// Of the block with `row` and `column` in its acc.
+MLAVERIFY_HD int32_t acc_block(const GpuPartLayout &l, int32_t row, int32_t column) {
+  return (row / kAccBlockRows * l.row_blocks + column / kAccBlockColumns) * kAccBlock;
 }
 
 // Of four numbers of a row in its block: columns 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q, q < 4.
 MLAVERIFY_HD int32_t acc_quad(int32_t row, int32_t q) { return row % kAccBlockRows * kAccBlockColumns + 4 * q; }
 
 // Of one number.
-MLAVERIFY_HD int64_t acc_offset(const GpuPartLayout &l, int32_t row, int32_t column) {
+MLAVERIFY_HD int32_t acc_offset(const GpuPartLayout &l, int32_t row, int32_t column) {
   return acc_block(l, row, column) + acc_quad(row, column % 8 / 2) + column % kAccBlockColumns / 8 * 2 + column % 2;
 }
 
-// Slots for partial results: two a share, or one for every piece (at most `splits`, or `chunks`) of every row tile.
-MLAVERIFY_HD int64_t gpu_part_slots(int64_t row_tiles_of_all, int32_t blocks, int32_t splits, int32_t chunks) {
-  if (chunks > 0) return row_tiles_of_all * chunks;
-  return splits == 0 ? 2 * static_cast<int64_t>(blocks) : splits == 1 ? 0 : row_tiles_of_all * splits;
+// Bytes of the states of `series` series, and of their accs.
+MLAVERIFY_HD int64_t gpu_states_bytes(const GpuPartLayout &l, int64_t series) {
+  return round_up<int64_t>(series * l.rows * l.pieces * 8, kWorkspaceAlignment);
 }
-
-// Bytes of the table of cut tiles (schedule.h; 16 bytes a share), which lies first.
-MLAVERIFY_HD int64_t gpu_cuts_bytes(int32_t blocks) { return round_up<int64_t>(int64_t{16} * blocks, kWorkspaceAlignment); }
+MLAVERIFY_HD int64_t gpu_accs_bytes(const GpuPartLayout &l, int64_t series) { return series * l.pieces * l.acc_size * 4; }
 
 static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 16);
 
