@@ -409,6 +409,24 @@ RC_GTEST_PROP(Schedule, ACutTileKnowsItsBorders, ()) {
   RC_ASSERT((borders == 0 || (cut.first_border == first && cut.row_tile == at.row_tile)));
 }
 
+// All borders that cut are among those that may, and no others where jobs and shares are equal and one is a multiple of the other.
+RC_GTEST_PROP(Schedule, BordersThatCutAreFound, ()) {
+  const auto jobs = *rc::gen::inRange<int32_t>(1, 40), tiles = *rc::gen::inRange<int32_t>(0, 60);
+  const int32_t total = jobs * tiles, shares = std::min(*rc::gen::inRange(1, 140), std::max(total, 1));
+  for (const bool equal : {false, true}) {
+    const CuttingBorders borders = cutting_borders(jobs, total, shares, equal);
+    std::set<int32_t> found;
+    for (int32_t i = 0; i < borders.count; ++i) found.insert(borders.at(i));
+    RC_ASSERT(static_cast<int32_t>(found.size()) == borders.count);
+    RC_ASSERT(found.empty() || (*found.begin() >= 1 && *found.rbegin() < shares));
+    for (int32_t s = 1; s < shares; ++s) {
+      const bool cuts = share_begin(total, shares, s) % tiles != 0;
+      if (cuts) RC_ASSERT(found.count(s) == 1);
+      if (borders.of_job > 0 && !cuts) RC_ASSERT(found.count(s) == 0);
+    }
+  }
+}
+
 RC_GTEST_PROP(Schedule, SharesOfEqualJobsCutThemAlike, ()) {
   const auto jobs = *rc::gen::inRange(1, 5000);
   const auto most = *rc::gen::inRange<int32_t>(1, 200);
@@ -492,20 +510,25 @@ TEST(Schedule, BoxesCoverATileAndStayInAPage) {
 }
 
 TEST(Workspace, EveryNumberOfAPartHasItsOwnPlace) {
-  for (const int32_t rows : {8, 16, 64}) {
+  for (const auto &[rows, f16] : {std::pair{8, false}, {16, false}, {64, false}, {64, true}}) {
     for (const int32_t width : {8, 24, 256, 512}) {
-      const GpuPartLayout l = gpu_part_layout(rows, width, 3);
+      const GpuPartLayout l = gpu_part_layout(rows, width, 3, f16);
       std::set<int32_t> places;
       for (int32_t r = 0; r < rows; ++r) {
         for (int32_t c = 0; c < width; ++c) {
-          places.insert(acc_offset(l, r, c));
-          // Lane r % 8 * 4 + q of a warp has fragments of columns 2 q, 2 q + 1 and, of the next one, the same: its four lie together.
-          const int32_t lane = r % 8 * 4 + c % 8 / 2;
-          EXPECT_EQ(acc_offset(l, r, c), acc_block(l, r, c) + 4 * lane + c % 16 / 8 * 2 + c % 2);
+          const int32_t vector = acc_vector(l, r, c), number = acc_number(l, c);
+          EXPECT_LT(number, l.numbers);
+          places.insert(vector * l.numbers + number);
+          // Lane r % 8 * 4 + q of a warp has columns 2 q and 2 q + 1 of each fragment: those of neighbouring ones lie together.
+          EXPECT_EQ(vector % kAccBlock, r % 8 * 4 + c % 8 / 2);
+          EXPECT_EQ(number % 2, c % 2);
+          if (number >= 2) {
+            EXPECT_EQ(vector, acc_vector(l, r, c - 8));
+          }
         }
       }
       EXPECT_EQ(places.size(), static_cast<std::size_t>(rows * width));
-      EXPECT_LT(*places.rbegin(), l.acc_size);
+      EXPECT_LT(*places.rbegin(), l.acc_size * l.numbers);
       EXPECT_EQ(l.acc_size % 32, 0);
       std::set<int64_t> states, accs;
       for (int32_t series = 0; series < 4; ++series) {
@@ -518,9 +541,9 @@ TEST(Workspace, EveryNumberOfAPartHasItsOwnPlace) {
         }
       }
       EXPECT_EQ(states.size(), static_cast<std::size_t>(4 * l.pieces * rows));
-      EXPECT_LE((*states.rbegin() + 1) * 8, gpu_states_bytes(l, 4));
+      EXPECT_LE((*states.rbegin() + 1) * 16, gpu_states_bytes(l, 4));
       EXPECT_EQ(accs.size(), static_cast<std::size_t>(4 * l.pieces));
-      EXPECT_EQ((*accs.rbegin() + l.acc_size) * 4, gpu_accs_bytes(l, 4));
+      EXPECT_EQ((*accs.rbegin() + l.acc_size) * 16, gpu_accs_bytes(l, 4));
     }
   }
 }

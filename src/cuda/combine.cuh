@@ -51,7 +51,7 @@ class Jobs {
   // By a warp; `blocks` blocks share the work.
   __device__ __forceinline__ Jobs(const Launch &l, int32_t blocks) : l_(l), line_(l), blocks_(blocks) {
     shares_ = rules::num_shares(l.share_choice, line_.total(), line_.all_equal());
-    borders_ = rules::cutting_borders(l.share_choice, shares_, line_.all_equal());
+    borders_ = rules::cutting_borders(l.share_choice.jobs, line_.total(), shares_, line_.all_equal());
     count_ = l.splits > 0 ? l.p.batch * l.row_tiles : borders_.count;
     workers_ = rules::max(1, rules::quotient_31(blocks, rules::max(1, count_)));
   }
@@ -113,42 +113,48 @@ __device__ __forceinline__ void store(DType t, void *out, int64_t at, float x) {
   if (t == DType::bf16) static_cast<__nv_bfloat16 *>(out)[at] = __float2bfloat16_rn(x);
 }
 
-// Of kCombineColumns columns that a warp takes: that of number `i` (of four) of lane `lane`.
-__device__ __forceinline__ int32_t column_of(int32_t lane, int32_t i) {
-  return lane / 4 * rules::kAccBlockColumns + lane % 4 * 2 + i / 2 * 8 + i % 2;
-}
-
-// The parts of one row, by a warp: kCombineColumns columns, from `column` on, four a lane.
+// The parts of one row, by a warp: 16 bytes a lane of each, `numbers` (4 in f32, 8 in f16), which makes a piece of kColumns columns, from
+// `column` on.
+template <int numbers>
 class RowParts {
  public:
+  static constexpr int32_t kColumns = 32 * numbers;
+
+  // Of a piece, the column of number `i` of lane `lane`.
+  static __device__ __forceinline__ int32_t column_of(int32_t lane, int32_t i) {
+    return lane / 4 * (4 * numbers) + lane % 4 * 2 + i / 2 * 8 + i % 2;
+  }
+
+  // `count`: of the job's parts, the first ones.
   __device__ __forceinline__ RowParts(const Launch &l, const CombineJob &job, int32_t row, int32_t column, int32_t count)
       : acc_size_(l.part.acc_size),
         count_(count),
-        pieces_(rules::ceil_div(l.p.v_dim - column - column_of(lane_, 0), kCombineColumns)) {
+        pieces_((l.p.v_dim - column - column_of(lane_, 0) + kColumns - 1) / kColumns),  // (the sum is positive)
+        range_(column / rules::kScaleColumns) {
     const int32_t tile = row >> (__ffs(l.part.rows) - 1), r = row & (l.part.rows - 1);  // rows of a tile: a power of two
     const auto of_tile = [=](rules::PartPlace place) { return rules::PartPlace{place.series + tile, place.piece}; };
-    const auto *states = reinterpret_cast<const float2 *>(l.states);
+    const auto *states = reinterpret_cast<const float4 *>(l.states);
     first_state_ = states + rules::state_offset(l.part, of_tile(job.first), r);
     others_states_ = states + rules::state_offset(l.part, of_tile(job.second), r) - 1;
-    const int32_t mine = rules::acc_block(l.part, r, column + column_of(lane_, 0)) + rules::acc_quad(r, lane_ % 4);
-    first_acc_ = l.accs + rules::acc_at(l.part, of_tile(job.first)) + mine;
-    others_accs_ = l.accs + rules::acc_at(l.part, of_tile(job.second)) - acc_size_ + mine;
+    const auto *accs = static_cast<const float4 *>(l.accs) + rules::acc_vector(l.part, r, column + column_of(lane_, 0));
+    first_acc_ = accs + rules::acc_at(l.part, of_tile(job.first));
+    others_accs_ = accs + rules::acc_at(l.part, of_tile(job.second)) - acc_size_;
   }
 
   // A partial result of the row, of some pieces of it.
   template <int pieces>
   struct Sum {
     rules::SoftmaxState state;
-    float4 acc[pieces];
+    float acc[pieces][numbers];
   };
 
   // x += y, relative to the larger reference. (fmaxf drops NaN; a NaN score shows in the sum.)
   static __device__ __forceinline__ void add(const Sum<1> &y, Sum<1> *x) {
     const float now = fmaxf(x->state.max, y.state.max);
     const float a = weight(x->state, now), b = weight(y.state, now);
-    const float4 left = x->acc[0], right = y.acc[0];
-    *x = {{now, a * x->state.sum + b * y.state.sum},
-          {{a * left.x + b * right.x, a * left.y + b * right.y, a * left.z + b * right.z, a * left.w + b * right.w}}};
+    x->state = {now, a * x->state.sum + b * y.state.sum};
+#pragma unroll
+    for (int i = 0; i < numbers; ++i) x->acc[0][i] = a * x->acc[0][i] + b * y.acc[0][i];
   }
 
   // Of 8 / pieces parts from `base` on, as many as there are. States and accs are read at the same time, whether accs weigh anything or not.
@@ -157,7 +163,8 @@ class RowParts {
     constexpr int kParts = kAtOnce / pieces;
     float4 x[kAtOnce];
     load<pieces>(base, ~0u, x);
-    const rules::SoftmaxState s = state(base + lane_ % kParts);
+    const float4 all_of_state = part_state(base + lane_ % kParts);
+    const rules::SoftmaxState s = {all_of_state.x, all_of_state.y};
     float largest = rules::weighs_nothing(s) ? kMinusInf : s.max;
 #pragma unroll
     for (int distance = 1; distance < kParts; distance *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
@@ -167,21 +174,25 @@ class RowParts {
     for (int distance = 1; distance < kParts; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
     Sum<pieces> all = {{largest, sum}, {}};
 #pragma unroll
-    for (int u = 0; u < kParts; ++u) {
-      const float w = __shfl_sync(~0u, mine, u);
-      if (w == 0.0f) continue;  // may hold anything
+    for (int i = 0; i < pieces; ++i) {
+      const bool second = numbers == 8 && range_ + i > 0;  // of f16 a piece is a range
+      const float scaled = numbers == 8 ? mine * (second ? all_of_state.w : all_of_state.z) : mine;
 #pragma unroll
-      for (int i = 0; i < pieces; ++i) {
-        const float4 from = x[u * pieces + i];
-        float4 &to = all.acc[i];
-        to = {__fmaf_rn(w, from.x, to.x), __fmaf_rn(w, from.y, to.y), __fmaf_rn(w, from.z, to.z), __fmaf_rn(w, from.w, to.w)};
+      for (int u = 0; u < kParts; ++u) {
+        const float w = __shfl_sync(~0u, scaled, u);
+        if (w == 0.0f) continue;  // may hold anything
+        float from[numbers];
+        unpack(x[u * pieces + i], from);
+#pragma unroll
+        for (int k = 0; k < numbers; ++k) all.acc[i][k] = __fmaf_rn(w, from[k], all.acc[i][k]);
       }
     }
     return all;
   }
 
-  // The same along the tree of chunks; lanes 0 to 7 pass their states. Those that weigh nothing are not read.
+  // The same along the tree of chunks, in f32; lanes 0 to 7 pass their states. Those that weigh nothing are not read.
   __device__ __forceinline__ Sum<1> merge_of_eight(int32_t base, rules::SoftmaxState node) const {
+    static_assert(numbers == 4);
     float4 x[kAtOnce];
     load<1>(base, __ballot_sync(~0u, !rules::weighs_nothing(node)), x);
 #pragma unroll
@@ -196,13 +207,12 @@ class RowParts {
       }
       node = m.merged;
     }
-    return {{__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0)}, {x[0]}};
+    return {{__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0)}, {{x[0].x, x[0].y, x[0].z, x[0].w}}};
   }
 
   // Of part i; behind the last one: no keys.
   __device__ __forceinline__ rules::SoftmaxState state(int32_t i) const {
-    if (i >= count_) return kNoKeys;
-    const float2 s = *(i == 0 ? first_state_ : others_states_ + i);
+    const float4 s = part_state(i);
     return {s.x, s.y};
   }
 
@@ -213,24 +223,42 @@ class RowParts {
     return rules::weighs_nothing(s) ? 0.0f : rules::merge_weight(s, largest, ptx::exp2_approx);
   }
 
+  // As a rules::PartState lies in memory.
+  __device__ __forceinline__ float4 part_state(int32_t i) const {
+    return i < count_ ? *(i == 0 ? first_state_ : others_states_ + i) : float4{kNoKeys.max, kNoKeys.sum, 1.0f, 1.0f};
+  }
+
+  static __device__ __forceinline__ void unpack(float4 from, float (&to)[numbers]) {
+    const float word[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (numbers == 4) {
+        to[i] = word[i];
+      } else {
+        const float2 two = __half22float2(*reinterpret_cast<const __half2 *>(&word[i]));
+        to[2 * i] = two.x;
+        to[2 * i + 1] = two.y;
+      }
+    }
+  }
+
   // Number i is piece i % pieces of part base + i / pieces, if there is such a part and its bit is set.
   template <int pieces>
   __device__ __forceinline__ void load(int32_t base, unsigned which, float4 (&x)[kAtOnce]) const {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int u = i / pieces, piece = i % pieces;
-      const float *at = u == 0 && base == 0 ? first_acc_ : others_accs_ + int64_t{base + u} * acc_size_;
-      at += piece * (kCombineColumns / rules::kAccBlockColumns * rules::kAccBlock);
+      const float4 *at = u == 0 && base == 0 ? first_acc_ : others_accs_ + int64_t{base + u} * acc_size_;
       const bool reads = base + u < count_ && (which >> u & 1) != 0 && piece < pieces_;
-      x[i] = reads ? *reinterpret_cast<const float4 *>(at) : float4{};
+      x[i] = reads ? at[piece * (8 * rules::kAccBlock)] : float4{};
     }
   }
 
   const int lane_ = threadIdx.x % 32;
   const int32_t acc_size_, count_, pieces_;  // pieces that this lane reads
+  const int32_t range_;                      // of columns, of the first piece
   // Of part 0, and where part 0 would be if it lay before the others.
-  const float2 *first_state_, *others_states_;
-  const float *first_acc_, *others_accs_;
+  const float4 *first_state_, *others_states_, *first_acc_, *others_accs_;
 };
 
 // Nodes of the tree that wait for the sibling on their right, a place for each level: of each of `threads` threads the numbers T.
@@ -255,9 +283,10 @@ struct WaitingNodes {
 };
 
 // `chunks`: in the batch-invariant mode.
-template <bool chunks>
+template <int numbers, bool chunks>
 class Combine {
-  static constexpr int kSlices = kCombineSlices, kColumns = kCombineColumns;
+  using Parts = RowParts<numbers>;
+  static constexpr int kSlices = kCombineSlices, kColumns = Parts::kColumns;
 
   // Where a row's results go.
   struct RowPlace {
@@ -285,7 +314,7 @@ class Combine {
           many_chunks(unit / pieces, unit % pieces * kColumns);
       }
     } else {
-      if (job_.parts <= 2 && stores_pairs()) {
+      if (numbers == 4 && job_.parts <= 2 && stores_pairs()) {
         sum_parts<4>();
       } else if (job_.parts <= 4 && stores_pairs()) {
         sum_parts<2>();
@@ -324,23 +353,23 @@ class Combine {
   // is: all warps take part where some have no unit, and a block that has to wait anyway fetches it ahead.
   template <int pieces>
   __device__ __forceinline__ void sum_unit(int32_t row, int32_t column, int32_t slices_log2, bool used) {
-    using Sum = RowParts::Sum<pieces>;
+    using Sum = typename Parts::template Sum<pieces>;
     const int32_t slice = warp_ & ((1 << slices_log2) - 1);
-    const RowParts parts(l_, job_, row, column, used ? job_.parts : 0);
+    const Parts parts(l_, job_, row, column, used ? job_.parts : 0);
     const RowPlace to = place(row);
     if (used) ptx::wait_for_previous_grid();
     Sum sum = {kNoKeys, {}};
     if constexpr (pieces > 1) {
-      sum = parts.sum<pieces>(0);
+      sum = parts.template sum<pieces>(0);
     } else {
 #pragma unroll 1
-      for (int32_t base = slice * 8; base < job_.parts; base += 8 << slices_log2) RowParts::add(parts.sum<1>(base), &sum);
+      for (int32_t base = slice * 8; base < job_.parts; base += 8 << slices_log2) Parts::add(parts.template sum<1>(base), &sum);
       __shared__ Sum sums[kSlices][32];
       if (slices_log2 > 0) {
         sums[warp_][lane_] = sum;
         __syncthreads();
 #pragma unroll 1
-        for (int s = 1; s < 1 << slices_log2 && slice == 0; ++s) RowParts::add(sums[warp_ + s][lane_], &sum);
+        for (int s = 1; s < 1 << slices_log2 && slice == 0; ++s) Parts::add(sums[warp_ + s][lane_], &sum);
         __syncthreads();
       }
     }
@@ -352,7 +381,7 @@ class Combine {
   __device__ __forceinline__ void few_chunks(int32_t row, int32_t column) {
     __shared__ WaitingNodes<float4, 4, 32> waiting_of_warps[kSlices];
     auto &waiting = waiting_of_warps[warp_];
-    const RowParts parts(l_, job_, row, column, job_.parts);
+    const Parts parts(l_, job_, row, column, job_.parts);
     const rules::SoftmaxState mine[2] = {parts.state(lane_), parts.state(lane_ + 32)};
     rules::SoftmaxState state = kNoKeys;
     float4 x = {};
@@ -362,16 +391,17 @@ class Combine {
       const int from = round % 4 * 8 + lane_ % 8;
       const rules::SoftmaxState of = round < 4 ? mine[0] : mine[1];
       const float max = __shfl_sync(~0u, of.max, from), sum = __shfl_sync(~0u, of.sum, from);
-      const RowParts::Sum<1> s = parts.merge_of_eight(round * 8, lane_ < 8 ? rules::SoftmaxState{max, sum} : kNoKeys);
+      const typename Parts::template Sum<1> s = parts.merge_of_eight(round * 8, lane_ < 8 ? rules::SoftmaxState{max, sum} : kNoKeys);
       state = s.state;
-      x = s.acc[0];
+      x = {s.acc[0][0], s.acc[0][1], s.acc[0][2], s.acc[0][3]};
       const int level = waiting.merge(round, rounds, lane_, &state, &x);
       __syncwarp();
       waiting.values[level][lane_] = x;
       if (lane_ == 0) waiting.states[level] = state;
       __syncwarp();
     }
-    write<1>(place(row), column, {state, {rules::weighs_nothing(state) ? float4{} : x}});  // acc that weighs nothing may be anything
+    if (rules::weighs_nothing(state)) x = {};
+    write<1>(place(row), column, {state, {{x.x, x.y, x.z, x.w}}});  // acc that weighs nothing may be anything
   }
 
   // Any number of chunks, by a block: a warp takes eight at a time, then each of kColumns threads its column of the eight nodes; nodes of 64
@@ -382,7 +412,7 @@ class Combine {
     __shared__ float nodes[kSlices][kColumns];
     __shared__ rules::SoftmaxState states[kSlices];
     __shared__ WaitingNodes<float, kLevels, kColumns> waiting;
-    const RowParts parts(l_, job_, row, column, job_.parts);
+    const Parts parts(l_, job_, row, column, job_.parts);
     const auto c = static_cast<int32_t>(threadIdx.x);
     rules::SoftmaxState state = kNoKeys;
     float x = 0.0f;
@@ -390,8 +420,8 @@ class Combine {
 #pragma unroll 1
     for (int32_t round = 0; round < rounds; ++round) {
       const int32_t base = (round * kSlices + warp_) * 8;
-      const RowParts::Sum<1> s = parts.merge_of_eight(base, lane_ < 8 ? parts.state(base + lane_) : kNoKeys);
-      *reinterpret_cast<float4 *>(&nodes[warp_][lane_ * 4]) = s.acc[0];
+      const typename Parts::template Sum<1> s = parts.merge_of_eight(base, lane_ < 8 ? parts.state(base + lane_) : kNoKeys);
+      *reinterpret_cast<float4 *>(&nodes[warp_][lane_ * 4]) = {s.acc[0][0], s.acc[0][1], s.acc[0][2], s.acc[0][3]};
       if (lane_ == 0) states[warp_] = s.state;
       __syncthreads();
       int level = 0;
@@ -429,27 +459,30 @@ class Combine {
 
   // Of a warp's columns from `column` on; by pairs, if there are several pieces.
   template <int pieces>
-  __device__ __forceinline__ void write(const RowPlace &to, int32_t column, const RowParts::Sum<pieces> &sum,
+  __device__ __forceinline__ void write(const RowPlace &to, int32_t column, const typename Parts::template Sum<pieces> &sum,
                                         bool used = true) const {
     const RowState state = {sum.state, !rules::weighs_nothing(sum.state) || has_keys(to)};
     if (column + lane_ == 0 && used) p_.lse[to.lse] = lse_of(state);
     const float scale = row_scale(state, out_scale_);
-    const int32_t first = column + column_of(lane_, 0);
+    const int32_t first = column + Parts::column_of(lane_, 0);
     if (pieces > 1 || stores_pairs()) {
       auto *at = static_cast<uint16_t *>(p_.out) + to.out + first;
 #pragma unroll
       for (int i = 0; i < pieces; ++i) {
-        const float4 x = sum.acc[i];
-        if (first + i * kColumns < p_.v_dim && used) *reinterpret_cast<uint32_t *>(at + i * kColumns) = pack(x.x * scale, x.y * scale);
-        if (first + i * kColumns + 8 < p_.v_dim && used)
-          *reinterpret_cast<uint32_t *>(at + i * kColumns + 8) = pack(x.z * scale, x.w * scale);
+#pragma unroll
+        for (int k = 0; k < numbers; k += 2) {
+          const int32_t c = i * kColumns + k / 2 * 8;
+          if (first + c < p_.v_dim && used)
+            *reinterpret_cast<uint32_t *>(at + c) = pack(sum.acc[i][k] * scale, sum.acc[i][k + 1] * scale);
+        }
       }
     } else {
-      const float4 acc = sum.acc[0];
 #pragma unroll 1
-      for (int i = 0; i < 4; ++i) {
-        const int32_t c = column + column_of(lane_, i);
-        const float x = i < 2 ? i == 0 ? acc.x : acc.y : i == 2 ? acc.z : acc.w;
+      for (int i = 0; i < numbers; ++i) {
+        const int32_t c = column + Parts::column_of(lane_, i);
+        float x = sum.acc[0][0];
+#pragma unroll
+        for (int k = 1; k < numbers; ++k) x = i == k ? sum.acc[0][k] : x;
         if (c < p_.v_dim && used) store(p_.q_dtype, p_.out, to.out + c, x * scale);
       }
     }
@@ -463,7 +496,7 @@ class Combine {
 
   // Of the column that thread threadIdx.x < kColumns has.
   __device__ __forceinline__ void write_number(int32_t row, int32_t column, rules::SoftmaxState s, float x) const {
-    const int32_t c = column + column_of(static_cast<int32_t>(threadIdx.x) / 4, static_cast<int32_t>(threadIdx.x) % 4);
+    const int32_t c = column + Parts::column_of(static_cast<int32_t>(threadIdx.x) / 4, static_cast<int32_t>(threadIdx.x) % 4);
     if (c >= p_.v_dim) return;
     const RowPlace to = place(row);
     const RowState state = {s, !rules::weighs_nothing(s) || has_keys(to)};
@@ -486,8 +519,8 @@ class Combine {
   const int warp_ = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0), lane_ = threadIdx.x % 32;
 };
 
-template <int arch, bool chunks>
-__global__ void __launch_bounds__(kCombineThreads, chunks ? 2 : kCombineBlocks)
+template <int arch, int numbers, bool chunks>
+__global__ void __launch_bounds__(kCombineThreads, chunks || numbers == 8 ? 2 : kCombineBlocks)
     combine_kernel(const __grid_constant__ Launch l) {
   __shared__ CombineJob job;
   ptx::launch_dependents();
@@ -501,7 +534,7 @@ __global__ void __launch_bounds__(kCombineThreads, chunks ? 2 : kCombineBlocks)
       if (threadIdx.x == 0) job = mine;
     }
     __syncthreads();
-    Combine<chunks>(l, job).run();
+    Combine<numbers, chunks>(l, job).run();
     i += blocks;
   } while (job.more);
   ptx::wait_for_previous_grid();  // those without a job too: the call is over when all have ended

@@ -114,8 +114,8 @@ cudaError_t allow_shared_memory(const VerifyKernel &kernel) {
 Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t stream) {
   Launch &l = plan.launch;
   const VerifyKernel &kernel = plan.choice.kernel;
-  l.states = static_cast<rules::SoftmaxState *>(workspace);
-  l.accs = reinterpret_cast<float *>(static_cast<char *>(workspace) + rules::gpu_states_bytes(l.part, plan.series));
+  l.states = static_cast<rules::PartState *>(workspace);
+  l.accs = static_cast<char *>(workspace) + rules::gpu_states_bytes(l.part, plan.series);
 
   if (l.box_keys > 0 && !cuda::make_kv_map(l.p, l.box_keys, &l.kv_map)) {
     l.box_keys = 0;

@@ -12,7 +12,7 @@ TensorKernel tensor_kernel() {
   return {type,
           qk_dim,
           v_dim,
-          {C::kRows, C::kKeys, C::kThreads, 1, C::kSharedBytes, reinterpret_cast<const void *>(verify_sm90_kernel<C>), true}};
+          {C::kRows, C::kKeys, C::kThreads, 1, C::kSharedBytes, reinterpret_cast<const void *>(verify_sm90_kernel<C>), true, true}};
 }
 
 }  // namespace

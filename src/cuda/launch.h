@@ -36,8 +36,8 @@ struct Launch {
   TensorMap kv_map;
   // Workspace (rules/workspace.h).
   rules::GpuPartLayout part;
-  rules::SoftmaxState *states;
-  float *accs;
+  rules::PartState *states;
+  void *accs;
 };
 
 }  // namespace mlaverify::cuda

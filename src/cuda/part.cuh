@@ -12,29 +12,37 @@ namespace mlaverify::cuda {
 class Part {
  public:
   __device__ __forceinline__ Part(const Launch &l, const rules::GpuPartLayout &layout, rules::PartPlace at)
-      : layout_(layout), state_(reinterpret_cast<float2 *>(l.states) + rules::state_offset(layout, at, 0)), acc_(l.accs + rules::acc_at(layout, at)) {}
+      : layout_(layout),
+        state_(l.states + rules::state_offset(layout, at, 0)),
+        acc_(static_cast<float4 *>(l.accs) + rules::acc_at(layout, at)) {}
 
   __device__ __forceinline__ rules::SoftmaxState state(int32_t row) const {
-    const float2 s = state_[row * layout_.pieces];
+    const float2 s = *reinterpret_cast<const float2 *>(state_ + row * layout_.pieces);
     return {s.x, s.y};
   }
   __device__ __forceinline__ void set_state(int32_t row, rules::SoftmaxState s) const {
-    state_[row * layout_.pieces] = {s.max, s.sum};
+    *reinterpret_cast<float2 *>(state_ + row * layout_.pieces) = {s.max, s.sum};
+  }
+  // The same of an acc in f16, of which this thread knows one of the two scales.
+  __device__ __forceinline__ void set_state(int32_t row, rules::SoftmaxState s, int range, float scale) const {
+    if (range == 0) set_state(row, s);
+    state_[row * layout_.pieces].scale[range] = scale;
   }
 
-  // The numbers of a block that belong to a lane of a warp whose m16n8 fragments of rows row, ... and columns column, ..., column + 8, ...
-  // these are (both whole blocks' first ones): two of the first fragment, two of the second.
+  // The 16 bytes of a block that belong to a lane of a warp whose m16n8 fragments of rows row, ... and columns column, ..., column + 8, ...
+  // these are (both whole blocks' first ones): two numbers of each fragment.
   __device__ __forceinline__ float4 *fragments(int32_t row, int32_t column) const {
-    return reinterpret_cast<float4 *>(acc_ + rules::acc_block(layout_, row, column)) + ptx::lane();
+    return acc_ + rules::acc_vector(layout_, row, column) + ptx::lane();
   }
+  // One in f32.
   __device__ __forceinline__ float *number(int32_t row, int32_t column) const {
-    return acc_ + rules::acc_offset(layout_, row, column);
+    return reinterpret_cast<float *>(acc_ + rules::acc_vector(layout_, row, column)) + rules::acc_number(layout_, column);
   }
 
  private:
   const rules::GpuPartLayout layout_;
-  float2 *const state_;
-  float *const acc_;
+  rules::PartState *const state_;
+  float4 *const acc_;
 };
 
 constexpr rules::SoftmaxState kNoKeys = {-__builtin_huge_valf(), 0.0f};

@@ -55,7 +55,7 @@ int64_t combine_blocks(const Target &target, const Plan &plan) {
   const int64_t jobs = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan.row_tiles_of_all;
   const int64_t rows =
       std::min<int64_t>(int64_t{plan.choice.kernel.rows} * (l.splits == 0 ? l.row_group : 1), rules::request_rows(l.p, 0));
-  return std::min<int64_t>(jobs * rows * rules::ceil_div(l.p.v_dim, kCombineColumns), kCombineBlocks * target.sms);
+  return std::min<int64_t>(jobs * rows * rules::ceil_div(l.p.v_dim, 32 * l.part.numbers), kCombineBlocks * target.sms);
 }
 
 }  // namespace
@@ -139,14 +139,18 @@ Plan make_plan(const Target &target, const Problem &p) {
   }
   l.max_cuts = static_cast<int32_t>(rules::num_chunks(std::min<int64_t>(rules::table_keys(p), INT32_MAX), 1 << l.cut_log2));
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
-  plan.combine = l.chunks > 0 ? target.kernels->combine_chunks : target.kernels->combine;
+  l.part = rules::gpu_part_layout(kernel.rows, p.v_dim, l.chunks > 0 ? l.chunks : l.splits > 0 ? l.splits : max_shares,
+                                  kernel.f16_parts && l.chunks == 0);
+  plan.combine = l.chunks > 0          ? target.kernels->combine_chunks
+                 : l.part.numbers == 8 ? target.kernels->combine_f16
+                                       : target.kernels->combine;
   plan.combine_blocks = combine_blocks(target, plan);
-  l.part = rules::gpu_part_layout(kernel.rows, p.v_dim, l.chunks > 0 ? l.chunks : l.splits > 0 ? l.splits : max_shares);
   if (plan.row_tiles_of_all > 0 && l.splits != 1) {
     plan.series = l.chunks > 0 || l.splits > 0 ? row_groups * l.row_group : 2 * l.row_group;
     int64_t places = 0, bytes = 0;  // shapes of a size query need not fit any memory
     const bool fits = !__builtin_mul_overflow(plan.series, l.part.pieces, &places) &&
-                      !__builtin_mul_overflow(places, l.part.acc_size * int64_t{4} + l.part.rows * int64_t{8}, &bytes) &&
+                      !__builtin_mul_overflow(places, l.part.acc_size * int64_t{16} + l.part.rows * int64_t{sizeof(rules::PartState)},
+                                             &bytes) &&
                       bytes <= INT64_MAX - rules::kWorkspaceAlignment;
     plan.workspace_bytes =
         fits ? static_cast<std::size_t>(rules::gpu_states_bytes(l.part, plan.series) + rules::gpu_accs_bytes(l.part, plan.series))

@@ -91,6 +91,7 @@ class Sm80ValueWarp {
       }
     }
     if (tiles > 0) ring_.phase ^= 1;  // once around more than tiles
+    page_ = -1;                       // takes no register from here on
     ptx::barrier_sync(kItem, C::kThreads);
     int32_t piece = item.piece;
     if (is_chunk(l_, item)) piece = merge_chunk(item);
@@ -217,7 +218,7 @@ class Sm80ValueWarp {
   }
 
   __device__ __forceinline__ Part part(const Item &item, int32_t piece) const {
-    return {l_, rules::gpu_part_layout(C::kRows, C::kV, l_.part.pieces), {item.series, piece}};
+    return {l_, rules::gpu_part_layout(C::kRows, C::kV, l_.part.pieces, false), {item.series, piece}};
   }
 
   // Calls f(row) for each row of the tile, shared out over the value warps' threads.
@@ -241,7 +242,7 @@ class Sm80ValueWarp {
         float4 *to = part.fragments(m * 16 + 8 * i, warp() * C::kWarpValues);
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; j += 2) {
-          ptx::store_global_16(to + j / 2 * (rules::kAccBlock / 4), acc_[m][j][2 * i], acc_[m][j][2 * i + 1],
+          ptx::store_global_16(to + j / 2 * rules::kAccBlock, acc_[m][j][2 * i], acc_[m][j][2 * i + 1],
                                acc_[m][j + 1][2 * i], acc_[m][j + 1][2 * i + 1]);
         }
       }
@@ -270,7 +271,7 @@ class Sm80ValueWarp {
         const float4 *from = part.fragments(m * 16 + 8 * i, warp() * C::kWarpValues);
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; j += 2) {
-          const float4 x = ptx::load_global_16(from + j / 2 * (rules::kAccBlock / 4), step.a != 0.0f);
+          const float4 x = ptx::load_global_16(from + j / 2 * rules::kAccBlock, step.a != 0.0f);
           acc_[m][j][2 * i] = merged(step, x.x, acc_[m][j][2 * i]);
           acc_[m][j][2 * i + 1] = merged(step, x.y, acc_[m][j][2 * i + 1]);
           acc_[m][j + 1][2 * i] = merged(step, x.z, acc_[m][j + 1][2 * i]);

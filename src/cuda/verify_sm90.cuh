@@ -75,7 +75,7 @@ class Sm90Products {
       if (item.request == Sm90Copies<C>::kNoMore) return;
       run(item);
       __syncwarp();
-      release(barriers_.item_empty(items % 2));
+      release(barriers_.item_empty(static_cast<int>(ptx::not_hoisted(items) % 2)));
     }
   }
 
@@ -388,8 +388,8 @@ class Sm90Products {
 
   // ---- Results ----
 
-  __device__ __forceinline__ Part part(const volatile Item &item, int32_t piece) const {
-    return {l_, rules::gpu_part_layout(C::kRows, C::kV, l_.part.pieces), {item.series, piece}};
+  __device__ __forceinline__ Part part(const volatile Item &item, int32_t piece, bool f16 = false) const {
+    return {l_, rules::gpu_part_layout(C::kRows, C::kV, l_.part.pieces, f16), {item.series, piece}};
   }
 
   // Of the tile's rows. Rows that only fill it have no partial results: a tile that only completes a pair has no slot of its own.
@@ -407,6 +407,7 @@ class Sm90Products {
   }
 
   __device__ __forceinline__ void write_part(const volatile Item &item, int32_t piece, const float (&o)[128]) const {
+    if (l_.chunks == 0) return write_part_f16(item, piece, o);
     write_state(item, piece, true);
     if (!has_acc(l_, item)) return;
     const Part part = this->part(item, piece);
@@ -416,9 +417,45 @@ class Sm90Products {
       float4 *to = part.fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
 #pragma unroll
       for (int j = 0; j < C::kGroupValues / 8; j += 2)
-        to[j / 2 * (rules::kAccBlock / 4)] = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1], o[4 * j + 4 + 2 * i],
+        to[j / 2 * rules::kAccBlock] = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1], o[4 * j + 4 + 2 * i],
                                               o[4 * j + 5 + 2 * i]};
     }
+  }
+
+  // Half the bytes to write, and for the merge to read. A row's numbers are scaled so that its largest finite one is 2^14 or more: none
+  // overflows, and one 2^28 times smaller still has all its bits.
+  __device__ __forceinline__ void write_part_f16(const volatile Item &item, int32_t piece, const float (&o)[128]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t exponent = row_exponent(o, i);
+      if (row_of(i) >= used_rows(item)) continue;
+      const float factor = __uint_as_float(127 + 127 + 14 - exponent << 23), scale = __uint_as_float(exponent - 14 << 23);
+      if (lane_ % 4 == 0) part(item, piece, true).set_state(row_of(i), {max_[i], sum_[i]}, group_, scale);
+      float4 *to = part(item, piece, true).fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
+      const auto two = [&](int j) { return __uint_as_float(F16::pack(o[4 * j + 2 * i] * factor, o[4 * j + 1 + 2 * i] * factor)); };
+#pragma unroll
+      for (int j = 0; j < C::kGroupValues / 8; j += 4) to[j / 4 * rules::kAccBlock] = {two(j), two(j + 1), two(j + 2), two(j + 3)};
+    }
+  }
+
+  // The biased exponent of the largest finite number of row i in this group's columns, such that a factor and a scale made of it are
+  // normal numbers.
+  __device__ __forceinline__ uint32_t row_exponent(const float (&o)[128], int i) const {
+    const float infinity = -kMinusInf;
+    float largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < C::kGroupValues / 8; ++j) largest = fmaxf(largest, fmaxf(fabsf(o[4 * j + 2 * i]), fabsf(o[4 * j + 1 + 2 * i])));
+    if (__any_sync(~0u, largest == infinity)) {
+      largest = 0.0f;
+#pragma unroll
+      for (int j = 0; j < C::kGroupValues / 4; ++j) {
+        const float x = fabsf(o[j / 2 * 4 + 2 * i + j % 2]);
+        largest = fmaxf(largest, x == infinity ? 0.0f : x);
+      }
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    return max(__float_as_uint(largest) >> 23, 15u);
   }
 
   // Merges what lies in the place of a piece and `o`.
@@ -431,7 +468,7 @@ class Sm90Products {
       const float4 *from = part.fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
 #pragma unroll
       for (int j = 0; j < C::kGroupValues / 8; j += 2) {
-        const float4 x = ptx::load_global_16(from + j / 2 * (rules::kAccBlock / 4), m.a != 0.0f);
+        const float4 x = ptx::load_global_16(from + j / 2 * rules::kAccBlock, m.a != 0.0f);
         o[4 * j + 2 * i] = merged(m, x.x, o[4 * j + 2 * i]);
         o[4 * j + 2 * i + 1] = merged(m, x.y, o[4 * j + 2 * i + 1]);
         o[4 * j + 4 + 2 * i] = merged(m, x.z, o[4 * j + 4 + 2 * i]);

@@ -51,8 +51,8 @@ MLAVERIFY_HD int32_t num_shares(const ShareChoice &c, int32_t total, bool equal)
   return clamp(n, 1, max(total, 1));
 }
 
-// The borders between shares that cut a job, as far as the numbers say: where all jobs are as long and each is cut in as many shares, none
-// of those between jobs is among them.
+// The borders between shares that may cut a job: where all jobs are as long, and all shares, and one is a multiple of the other, those between
+// jobs are not among them.
 struct CuttingBorders {
   int32_t count;
   int32_t of_job;  // 0: all borders
@@ -61,10 +61,10 @@ struct CuttingBorders {
   MLAVERIFY_HD int32_t at(int32_t i) const { return i + 1 + (of_job > 0 ? quotient_31(i, of_job) : 0); }
 };
 
-MLAVERIFY_HD CuttingBorders cutting_borders(const ShareChoice &c, int32_t shares, bool equal) {
-  const int32_t larger = max(shares, c.jobs), smaller = min(shares, c.jobs), ratio = quotient_31(larger, smaller);
-  if (!equal || ratio * smaller != larger) return {shares - 1, 0};
-  return shares > c.jobs ? CuttingBorders{shares - c.jobs, ratio - 1} : CuttingBorders{0, 0};
+MLAVERIFY_HD CuttingBorders cutting_borders(int32_t jobs, int32_t total, int32_t shares, bool equal) {
+  const int32_t larger = max(shares, jobs), smaller = min(shares, jobs), ratio = quotient_31(larger, smaller);
+  if (!equal || ratio * smaller != larger || quotient_31(total, shares) * shares != total) return {shares - 1, 0};
+  return shares > jobs ? CuttingBorders{shares - jobs, ratio - 1} : CuttingBorders{0, 0};
 }
 
 // First tile of share `share`; share `shares` gives the end of the line. No share is empty unless there are fewer tiles than

@@ -73,20 +73,29 @@ MLAVERIFY_HD int64_t cpu_workspace_bytes(const Problem &p, int32_t threads) {
 }
 
 // GPU: the states of all partial results, then their accs. They come in series (schedule.h), of `pieces` places each.
-// States (max in log2 units, and sum) of a row lie next to each other in a series: who merges the row reads them at once.
-// An acc is made of blocks of 8 rows x 16 columns, those of the same rows one after the other. In a block four numbers lie together that a
-// thread has which holds two neighbouring m16n8 fragments: a warp writes a block as it stands in its registers.
+// States of a row lie next to each other in a series: who merges the row reads them at once.
+// An acc is made of blocks of 512 bytes: 8 rows x 16 columns in f32, or x 32 columns in f16, those of the same rows one after the other. In a
+// block 16 bytes lie together that a thread has which holds two, or four, neighbouring m16n8 fragments: a warp writes a block as it stands in
+// its registers. Numbers in f16 are those of acc over the scale of their row and range of columns, a power of two.
 struct GpuPartLayout {
   int32_t rows, pieces;
+  int32_t numbers;     // in 16 bytes: 4 (f32) or 8 (f16)
   int32_t row_blocks;  // blocks of the same rows
-  int32_t acc_size;    // floats; a multiple of 32
+  int32_t acc_size;    // in 16 bytes; a multiple of 32
 };
 
-constexpr int32_t kAccBlockRows = 8, kAccBlockColumns = 16, kAccBlock = kAccBlockRows * kAccBlockColumns;
+// What a row has beside its acc.
+struct alignas(16) PartState {
+  float max, sum;  // max in log2 units
+  float scale[2];  // f16: of columns below kScaleColumns, and of the others
+};
+constexpr int32_t kScaleColumns = 256;
 
-MLAVERIFY_HD GpuPartLayout gpu_part_layout(int32_t rows, int32_t v_dim, int32_t pieces) {
-  const int32_t row_blocks = ceil_div(v_dim, kAccBlockColumns);
-  return {rows, pieces, row_blocks, ceil_div(rows, kAccBlockRows) * row_blocks * kAccBlock};
+constexpr int32_t kAccBlockRows = 8, kAccBlock = 4 * kAccBlockRows;  // a block in 16 bytes
+
+MLAVERIFY_HD GpuPartLayout gpu_part_layout(int32_t rows, int32_t v_dim, int32_t pieces, bool f16) {
+  const int32_t numbers = f16 ? 8 : 4, row_blocks = ceil_div(v_dim, 4 * numbers);
+  return {rows, pieces, numbers, row_blocks, ceil_div(rows, kAccBlockRows) * row_blocks * kAccBlock};
 }
 
 // Of a row's state, counted in states.
@@ -94,29 +103,26 @@ MLAVERIFY_HD int64_t state_offset(const GpuPartLayout &l, PartPlace at, int32_t 
   return (int64_t{at.series} * l.rows + row) * l.pieces + at.piece;
 }
 
-// Of an acc, in floats.
+// Of an acc, in 16 bytes.
 MLAVERIFY_HD int64_t acc_at(const GpuPartLayout &l, PartPlace at) {
   return (int64_t{at.series} * l.pieces + at.piece) * l.acc_size;
 }
 
-// Of the block with `row` and `column` in its acc.
-MLAVERIFY_HD int32_t acc_block(const GpuPartLayout &l, int32_t row, int32_t column) {
-  return (row / kAccBlockRows * l.row_blocks + column / kAccBlockColumns) * kAccBlock;
+// Of the 16 bytes with `row` and `column` in its acc: with columns 2 q, 2 q + 1, 8 + 2 q, 9 + 2 q, ... of their block, q < 4.
+MLAVERIFY_HD int32_t acc_vector(const GpuPartLayout &l, int32_t row, int32_t column) {
+  return (row / kAccBlockRows * l.row_blocks + column / (4 * l.numbers)) * kAccBlock + row % kAccBlockRows * 4 + column % 8 / 2;
 }
 
-// Of four numbers of a row in its block: columns 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q, q < 4.
-MLAVERIFY_HD int32_t acc_quad(int32_t row, int32_t q) { return row % kAccBlockRows * kAccBlockColumns + 4 * q; }
-
-// Of one number.
-MLAVERIFY_HD int32_t acc_offset(const GpuPartLayout &l, int32_t row, int32_t column) {
-  return acc_block(l, row, column) + acc_quad(row, column % 8 / 2) + column % kAccBlockColumns / 8 * 2 + column % 2;
+// Which of its numbers that is.
+MLAVERIFY_HD int32_t acc_number(const GpuPartLayout &l, int32_t column) {
+  return column % (4 * l.numbers) / 8 * 2 + column % 2;
 }
 
 // Bytes of the states of `series` series, and of their accs.
 MLAVERIFY_HD int64_t gpu_states_bytes(const GpuPartLayout &l, int64_t series) {
-  return round_up<int64_t>(series * l.rows * l.pieces * 8, kWorkspaceAlignment);
+  return round_up<int64_t>(series * l.rows * l.pieces * int64_t{sizeof(PartState)}, kWorkspaceAlignment);
 }
-MLAVERIFY_HD int64_t gpu_accs_bytes(const GpuPartLayout &l, int64_t series) { return series * l.pieces * l.acc_size * 4; }
+MLAVERIFY_HD int64_t gpu_accs_bytes(const GpuPartLayout &l, int64_t series) { return series * l.pieces * l.acc_size * 16; }
 
 static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 16);
 
