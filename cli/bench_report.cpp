@@ -79,6 +79,7 @@ std::string repeat_options(const BenchSetting &s) {
   if (s.num_kv_splits > 0) text += fmt::format(" --num-kv-splits {}", s.num_kv_splits);
   if (s.invariant) text += " --invariant";
   if (s.sustained) text += " --sustained";
+  if (s.host_overhead) text += " --host-overhead";
   if (!s.other.empty()) text += " --vs " + s.other;
   return text;
 }
@@ -155,6 +156,9 @@ nlohmann::ordered_json json_of(const BenchResult &r, const Ceilings &now) {
         {"seconds", r.invariant->median}, {"spread", r.invariant->spread}, {"ratio", r.invariant->median / r.time.median}};
   }
   if (r.sustained) j["sustained"] = sustained_json(r);
+  if (r.on_host) {
+    j["host"] = {{"seconds", r.on_host->median}, {"p90_seconds", r.on_host->p90}, {"repetitions", r.on_host->repetitions}};
+  }
   if (r.other) j["other"] = {{"seconds", *r.other}, {"ratio", r.ratio_to_other()}};
   if (r.record != nullptr) {
     j["recorded"] = {{"name", r.record->name},
@@ -205,6 +209,7 @@ void print_bench_head(const BenchSetting &s, bool peers) {
   if (s.invariant) fmt::print("  {:>10}  {:>5}", "invariant", "ratio");
   if (s.sustained) fmt::print("  {:>10}  {:>7}  {:>8}  {:>7}", "sustained", "GB/s", s.gpu ? "TFLOP/s" : "GFLOP/s", "× floor");
   if (s.sustained && peers) fmt::print("  {:>9}  {:>5}", "best peer", "ratio");
+  if (s.host_overhead) fmt::print("  {:>7}  {:>6}", "host us", "p90");
   if (!s.other.empty()) fmt::print("  {:>10}  {:>5}", "other", "ratio");
   if (peers)
     fmt::print("  {:>9}  {:>5}  {:>6}  {:>9}  {:>5}  {:<16}", "best peer", "ratio", "scaled", "Triton us", "ratio", "peer");
@@ -230,6 +235,7 @@ void print_bench_row(const BenchSetting &s, const BenchResult &r, bool peers) {
       fmt::print("{:18}", "");
     }
   }
+  if (r.on_host) fmt::print("  {:>7.2f}  {:>6.2f}", r.on_host->median * 1e6, r.on_host->p90 * 1e6);
   if (r.other) fmt::print("  {:>10.{}f}  {:>5.2f}", *r.other / time_unit, s.gpu ? 2 : 4, r.ratio_to_other());
   if (peers && r.record != nullptr) {
     fmt::print("  {:>9.1f}  {:>5.2f}  {:>6.2f}  {:>9.1f}  {:>5.2f}  {:<16}", r.record->best() * 1e6, r.ratio_to_best(),
