@@ -239,6 +239,33 @@ TEST(CudaTiles, SpecialNumbers) {
   }
 }
 
+// Partial results keep numbers of every size: the Hopper kernel scales those of a row to fit f16. `spread`: by how much columns differ.
+TEST(CudaTiles, PartialResultsOfAnySize) {
+  struct Size {
+    int exponent, spread;
+  };
+  for (const Size size : {Size{100, 0}, {-100, 0}, {0, 20}, {90, 20}, {-60, 20}, {-120, 0}}) {
+    SCOPED_TRACE("2^" + std::to_string(size.exponent) + ", spread " + std::to_string(size.spread));
+    const int32_t keys = 1000;
+    TestCase c = deepseek({keys}, 4);
+    c.sm_scale = 0;  // all keys weigh the same, whatever their size
+    TestCall host(c);
+    uint32_t random = 1;
+    for (int32_t key = 0; key < keys; ++key) {
+      for (int32_t dim = 0; dim < c.lk; ++dim) {
+        random = random * 1664525u + 1013904223u;
+        const float x = 1.0f + static_cast<float>(random >> 16) / 65536.0f;
+        host.set_key(0, key, dim, std::ldexp(x, size.exponent + (size.spread > 0 ? dim % size.spread : 0)));
+      }
+    }
+    host.fill_queries(0.0f);
+    DeviceCall device(&host);
+    ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+    ASSERT_EQ(device.fetch(), "");
+    EXPECT_EQ(host.mismatch(), "");
+  }
+}
+
 // In the batch-invariant mode a row has the same bits whatever else is in the call.
 TEST(CudaTiles, InvariantOverHeadsTokensAndMates) {
   TestCase c = deepseek({2500}, 1);

@@ -422,7 +422,7 @@ class Sm90Products {
     }
   }
 
-  // Half the bytes to write, and for the merge to read. A row's numbers are scaled so that its largest finite one is 2^14 or more: none
+  // Half the bytes to write, and for the merge to read. A row's numbers are scaled so that its largest one is 2^14 or more: none
   // overflows, and one 2^28 times smaller still has all its bits.
   __device__ __forceinline__ void write_part_f16(const volatile Item &item, int32_t piece, const float (&o)[128]) const {
 #pragma unroll
@@ -438,21 +438,12 @@ class Sm90Products {
     }
   }
 
-  // The biased exponent of the largest finite number of row i in this group's columns, such that a factor and a scale made of it are
-  // normal numbers.
+  // The biased exponent of the largest number of row i in this group's columns, at least so large that a factor and a scale made of it are
+  // normal numbers. (fmaxf drops NaN.)
   __device__ __forceinline__ uint32_t row_exponent(const float (&o)[128], int i) const {
-    const float infinity = -kMinusInf;
     float largest = 0.0f;
 #pragma unroll
     for (int j = 0; j < C::kGroupValues / 8; ++j) largest = fmaxf(largest, fmaxf(fabsf(o[4 * j + 2 * i]), fabsf(o[4 * j + 1 + 2 * i])));
-    if (__any_sync(~0u, largest == infinity)) {
-      largest = 0.0f;
-#pragma unroll
-      for (int j = 0; j < C::kGroupValues / 4; ++j) {
-        const float x = fabsf(o[j / 2 * 4 + 2 * i + j % 2]);
-        largest = fmaxf(largest, x == infinity ? 0.0f : x);
-      }
-    }
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
     return max(__float_as_uint(largest) >> 23, 15u);
