@@ -3,15 +3,15 @@
 // A job is a row tile, or a group of them, that was cut. Blocks are dealt out to the borders of shares, and those of all borders inside a row
 // tile work on it: so that all blocks run at once and have work, and a row tile of many parts has many. Which jobs there are follows from
 // the lengths, as in the verify kernel: blocks that have room before that one is done know theirs when it is.
-// A piece is kCombineColumns columns of a row. A warp takes some pieces of a row, and all parts or, of more than eight, every second, fourth or
-// eighth eight of them; it reads eight accs at once. What decides is how often reads are waited for, some microsecond each, and that states
-// of a row are read together (rules/workspace.h): read one by one they were half of all reads from the L2 cache.
+// A piece is the columns of a row of which a warp reads 16 bytes a lane: 128 in f32, 256 in f16. A warp takes some pieces of a row, and all parts
+// or, of more than eight, every second, fourth or eighth eight of them; it reads eight accs at once. What decides is how often reads are waited
+// for, some microsecond each, that states of a row are read together (rules/workspace.h), and how much code is fetched behind the wait.
 //
 // Batch-invariant mode: parts are chunks, merged along the tree of rules/merge.h as the verify kernels do it; chunks that these have merged
 // already weigh nothing, and pass the others through.
 //
-// Else the result is a sum over eights of parts, each a sum in pairs: in an order that the number of parts decides. A part that weighs nothing
-// changes no bit. Repeated runs give the same bits.
+// Else the result is a sum over eights of parts, each a sum over its parts in key order: the order follows from the number of parts, so
+// repeated runs give the same bits.
 #pragma once
 
 #include <cuda_bf16.h>

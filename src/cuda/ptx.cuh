@@ -197,8 +197,9 @@ __device__ __forceinline__ void take_registers() {
 }
 
 // Programmatic dependent launch (sm_90): the next kernel may start; wait until the previous one is done and what it wrote is visible.
-// Every kernel of a call waits before it reads or writes anything, and lets the next one start at once: what is overlapped is
-// launching, fetching code and setting up shared memory.
+// What is overlapped is launching, fetching code and setting up shared memory. A verify kernel waits before it reads or writes anything, and
+// lets the merge start behind that: so the merge may read inputs at once, and waits before it reads partial results or writes. It lets
+// what follows start at once.
 __device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
