@@ -41,9 +41,10 @@ const char *generic_only(const Target &target, const Problem &p) {
 const VerifyKernel *tensor_kernel(const Target &target, const Problem &p, rules::GpuKernel kernel) {
   if (!rules::has_kernel(target.arch, kernel)) return nullptr;
   const bool hopper = kernel == rules::GpuKernel::hopper;
-  if (hopper && rules::is_fp8(p.kv_dtype)) return nullptr;
+  // Those read FP8 rows 16 bytes at a time.
+  if (hopper && rules::is_fp8(p.kv_dtype) && (p.kv_page_stride % 16 != 0 || p.kv_slot_stride % 16 != 0)) return nullptr;
   const int32_t rows = hopper ? rules::hopper_config().block_h : rules::portable_config(target.arch, kernel).block_h;
-  for (const TensorKernel &k : hopper ? hopper_kernels() : target.kernels->tensor) {
+  for (const TensorKernel &k : hopper ? hopper_kernels(p.kv_dtype) : target.kernels->tensor) {
     if (has_shape(k, p) && k.kernel.rows == rows) return &k.kernel;
   }
   return nullptr;

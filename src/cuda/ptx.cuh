@@ -77,6 +77,10 @@ __device__ __forceinline__ void store_global_16(float4 *to, float a, float b, fl
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_16(uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -121,6 +125,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
 // Brings a CUtensorMap near, ahead of its first use.
 __device__ __forceinline__ void prefetch_map(const void *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// Brings `bytes` bytes, a multiple of 16 as the address is, to the L2 cache.
+__device__ __forceinline__ void prefetch_to_l2(const void *from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 // How the L2 cache is to treat what is copied: as the first to go, or like everything else.
 __device__ __forceinline__ unsigned long long cache_policy(bool first_to_go) {

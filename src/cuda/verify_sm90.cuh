@@ -554,7 +554,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
     Sm90Copies<C> copies(l, sm90_shared, barriers);
     const Items<C::kRows, true> items(l);
     ItemCursor cursor = items.begin();
-    for (Item item; items.next(&cursor, &item);) copies.run(item);
+    for (Item item; items.next(&cursor, &item);) copies.run(item, &cursor);
     copies.finish();
   }
   if (l.pair > 1) ptx::cluster_sync();  // the other one of the pair may still write here
