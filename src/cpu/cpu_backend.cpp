@@ -1,11 +1,8 @@
 // The cpu backend: picks the instruction set, sizes the workspace, runs.
-#if defined(MLAVERIFY_X86)
-#include <cpuid.h>
-#endif
-
 #include "api/check_values.h"
 #include "api/env.h"
 #include "backends/backend.h"
+#include "cpu/features.h"
 #include "cpu/threads.h"
 #include "cpu/verify.h"
 #include "rules/workspace.h"
@@ -15,30 +12,24 @@ namespace {
 
 struct IsaChoice {
   const char *name;
-  const cpu::Isa *isa;  // null: not in this build
-  bool runs_here;
-  const char *needs;  // what a processor must have for it
+  const cpu::Isa *isa;          // null: not in this build
+  std::string (*missing)();     // what keeps it from running here; empty: nothing does
 };
 
 // Best first.
 std::vector<IsaChoice> isa_choices() {
   std::vector<IsaChoice> list;
 #if defined(MLAVERIFY_X86)
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // (not every compiler's __builtin_cpu_supports knows f16c)
-  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  list.push_back({"avx512_bf16", &cpu::isa_avx512_bf16(), avx512 && __builtin_cpu_supports("avx512bf16"),
-                  "AVX-512 F, BW, DQ, VL and BF16, AVX2, FMA and F16C"});
-  list.push_back({"avx512", &cpu::isa_avx512(), avx512, "AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C"});
-  list.push_back({"avx2", &cpu::isa_avx2(), avx2, "AVX2, FMA and F16C"});
+  using cpu::IsaKind;
+  list.push_back({"amx_bf16", &cpu::isa_amx_bf16(), [] { return cpu::missing_for(IsaKind::amx_bf16); }});
+  list.push_back({"avx512_bf16", &cpu::isa_avx512_bf16(), [] { return cpu::missing_for(IsaKind::avx512_bf16); }});
+  list.push_back({"avx512", &cpu::isa_avx512(), [] { return cpu::missing_for(IsaKind::avx512); }});
+  list.push_back({"avx2", &cpu::isa_avx2(), [] { return cpu::missing_for(IsaKind::avx2); }});
 #else
-  list.push_back({"avx512_bf16", nullptr, false, "an x86-64 build"});
-  list.push_back({"avx512", nullptr, false, "an x86-64 build"});
-  list.push_back({"avx2", nullptr, false, "an x86-64 build"});
+  for (const char *name : {"amx_bf16", "avx512_bf16", "avx512", "avx2"})
+    list.push_back({name, nullptr, [] { return std::string("an x86-64 build"); }});
 #endif
-  list.push_back({"scalar", &cpu::isa_scalar(), true, ""});
+  list.push_back({"scalar", &cpu::isa_scalar(), [] { return std::string(); }});
   return list;
 }
 
@@ -52,13 +43,14 @@ Selection select_isa() {
   std::string names;
   for (const IsaChoice &c : isa_choices()) {
     names += (names.empty() ? "" : ", ") + std::string(c.name);
-    if (forced.empty() ? !c.runs_here : forced != c.name) continue;
-    if (!c.runs_here)
-      return {
-          nullptr,
-          {{MLAVERIFY_ERR_UNSUPPORTED, "MLAVERIFY_CPU_ISA asks for " + forced + ", which cannot run here: it needs " + c.needs},
-           ""}};
-    return {c.isa, {{}, c.name}};
+    if (!forced.empty() && forced != c.name) continue;
+    const std::string missing = c.missing();
+    if (missing.empty()) return {c.isa, {{}, c.name}};
+    if (forced.empty()) continue;
+    return {nullptr,
+            {{MLAVERIFY_ERR_UNSUPPORTED,
+              "MLAVERIFY_CPU_ISA asks for " + forced + ", which cannot run here; missing: " + missing},
+             ""}};
   }
   return {nullptr, {{MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_CPU_ISA: got '" + forced + "', must be one of " + names}, ""}};
 }

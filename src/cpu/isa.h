@@ -25,10 +25,11 @@ struct Node {
 
 // Converted tiles of one thread, laid out by rules::CpuThreadLayout.
 struct Scratch {
-  float *q;        // [rows, q_ld]; or bf16, a row in the first half of each
+  float *q;        // [rows, q_ld]; or bf16, a row in the first half of each, or tiles (amx.h)
   float *q_norms;  // [rows]; f32 queries only
-  float *kv;       // [block_n, kv_ld]
-  float *scores;   // [rows, scores_ld]
+  float *kv;       // [block_n, kv_ld]; or bf16, a row in the first half of each
+  float *scores;   // [rows, scores_ld]; or tiles
+  float *values;   // tiles; bf16 products only
 };
 
 struct Isa {
@@ -49,6 +50,7 @@ const Isa &isa_scalar();
 const Isa &isa_avx2();
 const Isa &isa_avx512();
 const Isa &isa_avx512_bf16();
+const Isa &isa_amx_bf16();
 #endif
 
 }  // namespace mlaverify::cpu

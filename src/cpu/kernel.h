@@ -5,7 +5,7 @@
 //   for each tile of up to 64 keys that some row sees
 //     convert its cached rows to f32 once                  kv     [keys, Lk]   (L2)
 //       or, where that is cheap beside the products, as they are loaded for these: the same bits
-//       or not at all, where products take pairs of bf16 numbers (multiplies_bf16)
+//       or not to f32 at all, where products take pairs of bf16 numbers (multiplies_bf16): FP8 numbers to these
 //     scores = q kv^T, rows x keys in registers            scores [rows, keys] (L1)
 //     f32 queries: scores too large for f32 again in f64
 //     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
@@ -24,6 +24,7 @@
 #include "rules/mask.h"
 #include "rules/number.h"
 #include "rules/paging.h"
+#include "rules/products.h"
 
 namespace mlaverify::cpu {
 namespace {
@@ -71,12 +72,13 @@ inline void store_as(DType t, V x, void *data, int64_t at, Lanes... lanes) {
 }
 
 // scale * from, n elements (a multiple of 8), as type `t` at element `at` of `data`. A vector that begins at `from` + i may be read whole.
+// Sums that are 0 come out as +0: their sign may depend on keys of weight 0 (amx.h).
 inline void store_row(DType t, const float *from, float scale, int32_t n, void *data, int64_t at) {
   const Vec s = Vec::broadcast(scale);
   int32_t i = 0;
-  for (; i + Vec::width <= n; i += Vec::width) store_as(t, Vec::load(from + i) * s, data, at + i);
+  for (; i + Vec::width <= n; i += Vec::width) store_as(t, Vec::load(from + i) * s + Vec::zero(), data, at + i);
   if constexpr (Vec::width > 8) {
-    if (i < n) store_as(t, Vec::load(from + i) * s, data, at + i, n - i);
+    if (i < n) store_as(t, Vec::load(from + i) * s + Vec::zero(), data, at + i, n - i);
   }
 }
 
@@ -275,10 +277,24 @@ inline bool loads_cached(const Problem &p) {
          p.v_dim % Vec::width == 0;
 }
 
-// Whether products take pairs of bf16 numbers as they are.
-inline bool multiplies_bf16(const Problem &p) {
-  return Vec::multiplies_bf16 && p.q_dtype == DType::bf16 && p.kv_dtype == DType::bf16 && p.qk_dim % (2 * Vec::width) == 0 &&
-         p.v_dim % (2 * Vec::width) == 0;
+// Whether products take pairs of bf16 numbers.
+inline bool multiplies_bf16(const Problem &p) { return Vec::multiplies_bf16 && rules::bf16_products(p); }
+
+// Converts the keys of a tile where the products don't load them as they are: to bf16, and `keys` then says where they lie, or to f32.
+template <class V = Vec>
+inline void convert_keys(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, KeyRows *keys) {
+  if constexpr (V::multiplies_bf16) {
+    if (multiplies_bf16(p)) {
+      for (int32_t k = 0; rules::is_fp8(p.kv_dtype) && k < keys->count; ++k) {
+        float *const to = s.kv + k * l.kv_ld;
+        V::fp8_to_bf16(p.kv_dtype, keys->row[k], p.qk_dim, reinterpret_cast<uint16_t *>(to));
+        keys->row[k] = reinterpret_cast<const char *>(to);
+      }
+      return;
+    }
+  }
+  if (loads_cached(p)) return;
+  for (int32_t k = 0; k < keys->count; ++k) load_row(p.kv_dtype, keys->row[k], 0, p.qk_dim, s.kv + k * l.kv_ld);
 }
 
 // Calls f(the keys of a tile as the products load them). (V: not every Vec has the types behind its constants.)
@@ -464,9 +480,7 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
     // The next tile comes to the cache meanwhile; behind the last one, the first of the chunk that mostly follows.
     find_keys(p, tile.request, {part.end, rules::min<int64_t>(part.end + kTileKeys, tile.keys)}, &next);
     const int32_t count = found.count;
-    if (!loads_cached(p)) {
-      for (int32_t k = 0; k < count; ++k) load_row(p.kv_dtype, found.row[k], 0, p.qk_dim, s.kv + k * l.kv_ld);
-    }
+    convert_keys(p, s, l, &found);
     with_keys(p, s, l, found, [&](const auto &rows) {
       scores_of(s, l, tile.rows, rows, count, p.qk_dim, refined ? kSegment : p.qk_dim,
                 [&](int32_t k, int32_t n) { prefetch_keys(p, next, k, k + n); });

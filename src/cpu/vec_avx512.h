@@ -1,14 +1,29 @@
 // Sixteen float lanes of AVX-512 (F, BW, DQ, VL). Same interface as vec_scalar.h; loads and stores of the first `n` lanes beside it, since
-// rows are multiples of 8. Lanes that are not loaded are 0. With AVX512-BF16, products of pairs
-// of bf16 numbers as well.
+// rows are multiples of 8. Lanes that are not loaded are 0. With AVX512-BF16 (and VBMI), products of pairs of bf16 numbers as well.
 #pragma once
 
 #include <cstring>
 
 #include "cpu/vec_x86.h"
+#include "rules/number.h"
 
 namespace mlaverify::cpu {
 namespace {
+
+#if defined(__AVX512BF16__)
+// The bf16 numbers that the codes of an FP8 type stand for (exactly: bf16 has more of everything), in two bytes; codes without their sign.
+struct Fp8AsBf16 {
+  alignas(64) uint8_t high[128] = {}, low[128] = {};
+  explicit constexpr Fp8AsBf16(DType t) {
+    for (uint8_t code = 0; code < 128; ++code) {
+      const float x = t == DType::f8_e4m3 ? rules::e4m3_to_float(code) : rules::e5m2_to_float(code);
+      high[code] = static_cast<uint8_t>(rules::bits_from_float(x) >> 24);
+      low[code] = static_cast<uint8_t>(rules::bits_from_float(x) >> 16);
+    }
+  }
+};
+constexpr Fp8AsBf16 kE4m3AsBf16(DType::f8_e4m3), kE5m2AsBf16(DType::f8_e5m2);
+#endif
 
 struct Vec {
   static constexpr int width = 16;
@@ -32,6 +47,24 @@ struct Vec {
     static Bf16Pairs round(Vec low, Vec high) { return {reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v))}; }
     void store(uint16_t *p) const { _mm512_storeu_si512(p, v); }
   };
+
+  // n numbers of FP8 type `t` (a multiple of 32) as bf16, 64 at a time.
+  static void fp8_to_bf16(DType t, const void *from, int32_t n, uint16_t *to) {
+    const Fp8AsBf16 &table = t == DType::f8_e4m3 ? kE4m3AsBf16 : kE5m2AsBf16;
+    const __m512i high_0 = _mm512_load_si512(table.high), high_1 = _mm512_load_si512(table.high + 64);
+    const __m512i low_0 = _mm512_load_si512(table.low), low_1 = _mm512_load_si512(table.low + 64);
+    const __m512i halves_in_turn = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // which the unpacking puts right
+    for (int32_t i = 0; i < n; i += 64) {
+      const __mmask64 there = n - i < 64 ? 0xffffffffu : ~__mmask64{0};
+      const __m512i codes =
+          _mm512_permutexvar_epi64(halves_in_turn, _mm512_maskz_loadu_epi8(there, static_cast<const uint8_t *>(from) + i));
+      const __m512i sign = _mm512_and_si512(codes, _mm512_set1_epi8(-128));
+      const __m512i high = _mm512_or_si512(sign, _mm512_permutex2var_epi8(high_0, codes, high_1));
+      const __m512i low = _mm512_permutex2var_epi8(low_0, codes, low_1);
+      _mm512_storeu_si512(to + i, _mm512_unpacklo_epi8(low, high));
+      if (n - i >= 64) _mm512_storeu_si512(to + i + 32, _mm512_unpackhi_epi8(low, high));
+    }
+  }
 #else
   static constexpr bool multiplies_bf16 = false;
 #endif

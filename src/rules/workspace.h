@@ -1,8 +1,8 @@
 // The layout of the workspace, in one place: the size query and the carve-up both come from it. Offsets in floats.
 //
-// CPU: each thread has a region of its own with the query tile and one key tile converted to f32, a tile of scores, and two
-// lists of partial results: of the row tile whose first chunks another thread has, and of the one whose last chunks another
-// thread has.
+// CPU: each thread has a region of its own with the query tile and one key tile converted, scores, where bf16 products may be used the values
+// of a chunk packed for them, and two lists of partial results: of the row tile whose first chunks another thread has, and of the one whose
+// last chunks another thread has. It is the same for every instruction set.
 #pragma once
 
 #include "rules/config_table.h"
@@ -10,6 +10,7 @@
 #include "rules/merge.h"
 #include "rules/pack.h"
 #include "rules/paging.h"
+#include "rules/products.h"
 #include "rules/split.h"
 
 namespace mlaverify::rules {
@@ -36,7 +37,7 @@ MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
 
 struct CpuThreadLayout {
   int32_t q_ld, kv_ld, scores_ld;
-  int64_t q, q_norms, kv, scores, nodes;  // offsets
+  int64_t q, q_norms, kv, scores, values, nodes;  // offsets
   NodeLayout node;
   int32_t nodes_per_list;
   int64_t size;  // a multiple of kWorkspaceAlignment / 4
@@ -50,18 +51,21 @@ MLAVERIFY_HD int32_t cpu_tile_rows(const Problem &p) {
 MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   const VerifyConfig c = cpu_config();
   const int32_t rows = cpu_tile_rows(p);
+  const int32_t padded_rows = round_up(rows, 16);
   // More keys than the block table holds are refused, so they bound the chunks.
   const int64_t max_chunks = num_chunks(table_keys(p), c.split_align);
+  const auto chunk_keys = static_cast<int32_t>(round_up<int64_t>(min<int64_t>(table_keys(p), c.split_align), c.block_n));
   CpuThreadLayout l{};
   l.q_ld = l.kv_ld = tile_ld(p.qk_dim);
   l.scores_ld = c.block_n;
   l.node = node_layout(rows, p.v_dim);
   l.nodes_per_list = max_waiting_nodes(max_chunks);
   l.q = 0;
-  l.q_norms = l.q + static_cast<int64_t>(rows) * l.q_ld;
-  l.kv = l.q_norms + round_up(rows, 16);
+  l.q_norms = l.q + static_cast<int64_t>(padded_rows) * l.q_ld;
+  l.kv = l.q_norms + padded_rows;
   l.scores = l.kv + static_cast<int64_t>(c.block_n) * l.kv_ld;
-  l.nodes = l.scores + static_cast<int64_t>(rows) * l.scores_ld;
+  l.values = l.scores + static_cast<int64_t>(padded_rows) * (bf16_products(p) ? chunk_keys : l.scores_ld);
+  l.nodes = l.values + (bf16_products(p) ? static_cast<int64_t>(chunk_keys) * p.v_dim / 2 : 0);
   l.size = round_up<int64_t>(l.nodes + 2 * l.nodes_per_list * l.node.size, kWorkspaceAlignment / 4);
   return l;
 }
