@@ -7,8 +7,8 @@
 // Scores come out with the rows in the lanes, so the softmax takes 16 rows at once and sums nothing across lanes. Its weights, rounded to
 // bf16, are transposed to be A.
 //
-// A chunk is one tile of keys here: with all its scores at hand the softmax needs no running maximum, and the second product is summed in
-// the tile registers from the first key to the last.
+// Tiles of keys are larger here than in kernel.h, since a product is so quick that moving accumulators to and from the registers would take
+// as long; not a whole chunk, so that the values, packed, and the keys to come share half of a 2 MB L2 cache.
 //
 // Every sum runs over groups of 32 columns or keys, in order. A key that a row does not see takes part with weight 0 and a finite value
 // (multiply_values), which changes at most the sign of a sum that is 0. Denormals are taken for zero, in operands and results.
@@ -24,8 +24,9 @@ namespace {
 constexpr int32_t kSide = 16;                              // rows of a tile; a row has 64 bytes
 constexpr int32_t kGroup = 32;                             // bf16 numbers in a row of a tile: what a product sums
 constexpr int32_t kTile = kSide * kSide;                   // 4-byte numbers, or pairs of bf16, of a tile
-constexpr int32_t kMaxBlocks = kTileRows / kSide;          // of rows
-static_assert(kGroup == rules::kBf16Vector && kTileRows % kSide == 0 && rules::cpu_config().split_align % kGroup == 0);
+constexpr int32_t kKeys = rules::kBf16TileKeys;
+static_assert(kGroup == rules::kBf16Vector && kTileRows % kSide == 0 && kKeys % kGroup == 0 &&
+              rules::cpu_config().split_align % kKeys == 0);
 
 // Palette 1 of LDTILECFG (Intel SDM vol. 1, 18.2): all eight registers with 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
@@ -74,12 +75,12 @@ inline void pack_rows(const uint16_t *const (&row)[kSide], int32_t width, uint32
   }
 }
 
-// 32 keys of `width` values as B: at to + i * step the two tiles of columns 32 i ... 32 i + 31.
-inline void pack_values(const char *const *keys, int32_t width, uint32_t *to, int64_t step) {
+// 32 keys of `width` values as B: two tiles for each 32 columns.
+inline void pack_values(const char *const *keys, int32_t width, uint32_t *to) {
   for (int32_t k = 0; k < kGroup; k += 2) {
     const auto *const x = reinterpret_cast<const uint16_t *>(keys[k]), *const y = reinterpret_cast<const uint16_t *>(keys[k + 1]);
     uint32_t *pairs = to + k / 2 * kSide;
-    for (int32_t c = 0; c < width; c += kGroup, pairs += step) {
+    for (int32_t c = 0; c < width; c += kGroup, pairs += 2 * kTile) {
       const Bf16Pairs a = Bf16Pairs::load(x + c), b = Bf16Pairs::load(y + c);
       _mm512_storeu_si512(pairs, first_pairs(a, b).v);
       _mm512_storeu_si512(pairs + kTile, last_pairs(a, b).v);
@@ -88,13 +89,11 @@ inline void pack_values(const char *const *keys, int32_t width, uint32_t *to, in
 }
 
 // Sets key `k` of a packed group to zeros.
-inline void clear_packed_key(int32_t k, int32_t width, uint32_t *group, int64_t step) {
+inline void clear_packed_key(int32_t k, int32_t width, uint32_t *group) {
   const __m512i other = _mm512_set1_epi32(k % 2 == 0 ? static_cast<int32_t>(0xffff0000u) : 0xffff);
   uint32_t *pairs = group + k / 2 * kSide;
-  for (int32_t c = 0; c < width; c += kGroup, pairs += step) {
+  for (int32_t c = 0; c < width; c += kSide, pairs += kTile)
     _mm512_storeu_si512(pairs, _mm512_and_si512(_mm512_loadu_si512(pairs), other));
-    _mm512_storeu_si512(pairs + kTile, _mm512_and_si512(_mm512_loadu_si512(pairs + kTile), other));
-  }
 }
 
 // Whether n bf16 numbers, a multiple of 32, are all finite.
@@ -117,19 +116,21 @@ inline __m512i rounded_pairs(Vec x, Vec y) {
 
 // ---- One chunk --------------------------------------------------------------------------------------------------------
 
-// Where the tiles of a chunk lie in the scratch of a thread, each without gaps.
+// Where the tile registers' operands of a tile of keys lie in the scratch of a thread, each without gaps.
 struct Tiles {
   const Scratch &s;
-  int32_t steps;   // groups of columns of a key
-  int32_t blocks;  // of 16 rows
-  int32_t groups;  // of 32 keys
+  int32_t steps;         // groups of columns of a key
+  int32_t value_groups;  // of them, those of the value
+  int32_t blocks;        // of 16 rows
+  int32_t groups;        // of 32 keys
 
   uint32_t *queries(int32_t block) const { return reinterpret_cast<uint32_t *>(s.q) + int64_t{block} * steps * kTile; }
-  // Scores [32 keys, 16 rows] of each group, then in the first half of that place its weights [16 rows, 32 keys].
-  float *scores(int32_t block) const { return s.scores + int64_t{block} * groups * 2 * kTile; }
-  // The two tiles of 32 columns, group after group.
-  uint32_t *values(int32_t columns) const { return reinterpret_cast<uint32_t *>(s.values) + int64_t{columns} * values_step(); }
-  int64_t values_step() const { return int64_t{groups} * 2 * kTile; }
+  // Scores [32 keys, 16 rows] of each group; then, one behind the other, weights [16 rows, 32 keys].
+  float *scores(int32_t block) const { return s.scores + int64_t{block} * kKeys * kSide; }
+  // Two tiles for each 32 columns, and a gap of as many, so that those of the same columns lie in all sets of the L1 cache.
+  uint32_t *values(int32_t group) const {
+    return reinterpret_cast<uint32_t *>(s.values) + int64_t{group} * (value_groups + 1) * 2 * kTile;
+  }
 };
 
 // 16 keys, `stride` bytes apart.
@@ -187,7 +188,7 @@ inline void score_tiles(const Tiles &t, const KeyTile (&keys)[2], int32_t group,
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  float *const to = t.scores(block) + group * 2 * kTile;
+  float *const to = t.scores(block) + group * 2 * kTile;  // keys [32, 16]
   _tile_stored(0, to, 64);
   _tile_stored(1, to + kTile, 64);
   if constexpr (two) {
@@ -197,23 +198,28 @@ inline void score_tiles(const Tiles &t, const KeyTile (&keys)[2], int32_t group,
   }
 }
 
-// Softmax of 16 rows over a chunk: scores [keys, 16] become weights, tiles [16, 32]. visible[i]: keys that row i sees, the first ones.
-inline void softmax_rows(float *scores, int32_t groups, const int32_t *visible, float scale, float *max_out, float *sum_out) {
+// Online softmax of 16 rows over a tile of keys: scores [keys, 16] become weights, tiles [16, 32]. visible[i]: keys that row i sees, the first
+// ones; `all`: every row sees all of them. shrink[i]: what the sums of row i so far are to be multiplied with.
+template <bool all>
+inline void softmax_rows(float *scores, int32_t groups, const int32_t *visible, float scale, float *max_out, float *sum_out,
+                         float *shrink) {
   const __m512i limits = _mm512_loadu_si512(visible);
   const Vec factor = Vec::broadcast(scale), nothing = Vec::broadcast(kMinusInf);
   const auto score = [&](int32_t key) {
+    const Vec x = Vec::load(scores + key * kSide) * factor;
+    if constexpr (all) return x;
     const __mmask16 sees = _mm512_cmpgt_epi32_mask(limits, _mm512_set1_epi32(key));
-    return Vec{_mm512_mask_mov_ps(nothing.v, sees, (Vec::load(scores + key * kSide) * factor).v)};
+    return Vec{_mm512_mask_mov_ps(nothing.v, sees, x.v)};
   };
-  Vec largest[2] = {nothing, nothing}, total[2] = {Vec::zero(), Vec::zero()};
+  const Vec before = Vec::load(max_out);
+  Vec largest[2] = {before, before}, total[2] = {Vec::zero(), Vec::zero()};
   for (int32_t k = 0; k < groups * kGroup; k += 2) {
     largest[0] = max(score(k), largest[0]);
     largest[1] = max(score(k + 1), largest[1]);
   }
-  largest[0] = max(largest[0], largest[1]);
-  largest[0].store(max_out);
+  const Vec now = max(largest[0], largest[1]);
   // All scores -inf: weights 0, not NaN.
-  const Vec reference = {_mm512_mask_mov_ps(largest[0].v, _mm512_cmpeq_ps_mask(largest[0].v, nothing.v), _mm512_setzero_ps())};
+  const Vec reference = {_mm512_mask_mov_ps(now.v, _mm512_cmpeq_ps_mask(now.v, nothing.v), _mm512_setzero_ps())};
   for (int32_t g = 0; g < groups; ++g) {
     __m512i pairs[kSide];
     for (int32_t i = 0; i < kSide; ++i) {
@@ -224,90 +230,141 @@ inline void softmax_rows(float *scores, int32_t groups, const int32_t *visible, 
       pairs[i] = rounded_pairs(a, b);
     }
     transpose(pairs);
-    for (int32_t i = 0; i < kSide; ++i) _mm512_storeu_si512(scores + g * 2 * kTile + i * kSide, pairs[i]);
+    for (int32_t i = 0; i < kSide; ++i) _mm512_storeu_si512(scores + g * kTile + i * kSide, pairs[i]);
   }
-  (total[0] + total[1]).store(sum_out);
+  const Vec smaller = exp(before - reference);
+  smaller.store(shrink);
+  fma(Vec::load(sum_out), smaller, total[0] + total[1]).store(sum_out);
+  now.store(max_out);
 }
+
+// Accumulators of a row tile: [rows, ld], v_dim used.
+struct Accumulators {
+  float *acc;
+  int32_t ld;
+};
 
 // Rows [begin, end) of a row tile.
 struct RowRange {
   int32_t begin, end;
 };
 
-// acc[r][32 columns ...] = weights times values, for the rows of a range that are in a block, or with `two` in it and the next.
+// acc[r][32 columns ...] += weights times values, for the rows of a range that are in a block, or with `two` in it and the next. `first`: acc
+// counts as 0.
 template <bool two>
-inline void value_tiles(const Tiles &t, int32_t block, int32_t columns, RowRange range, float *acc, int32_t acc_ld) {
-  const float *const weights = t.scores(block), *const next_weights = t.scores(block + 1);
-  const uint32_t *const values = t.values(columns);
-  finish_writes();
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (two) {
-    _tile_zero(2);
-    _tile_zero(3);
+inline void value_tiles(const Tiles &t, int32_t block, int32_t column, RowRange range, bool first, Accumulators to) {
+  // A block that is not wholly in the range is put together apart.
+  alignas(64) float apart[2][kSide * kGroup];
+  const auto row_of = [&](int32_t i) { return (block + i) * kSide; };
+  const auto whole = [&](int32_t i) { return range.begin <= row_of(i) && row_of(i) + kSide <= range.end; };
+  const auto row = [&](int32_t r) { return to.acc + int64_t{r} * to.ld + column * kGroup; };
+  const auto place = [&](int32_t i) { return whole(i) ? row(row_of(i)) : apart[i]; };
+  const auto stride = [&](int32_t i) { return 4 * int64_t{whole(i) ? to.ld : kGroup}; };
+  const auto copy = [&](bool back) {
+    for (int32_t i = 0; i < (two ? 2 : 1); ++i) {
+      for (int32_t r = 0; !whole(i) && r < kSide; ++r) {
+        const bool ours = range.begin <= row_of(i) + r && row_of(i) + r < range.end;
+        float *const here = apart[i] + r * kGroup;
+        if (back && ours) std::memcpy(row(row_of(i) + r), here, 4 * kGroup);
+        if (!back && ours) std::memcpy(here, row(row_of(i) + r), 4 * kGroup);
+        if (!back && !ours) std::memset(here, 0, 4 * kGroup);
+      }
+    }
+  };
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (two) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    copy(false);
+    finish_writes();
+    _tile_loadd(0, place(0), stride(0));
+    _tile_loadd(1, place(0) + kSide, stride(0));
+    if constexpr (two) {
+      _tile_loadd(2, place(1), stride(1));
+      _tile_loadd(3, place(1) + kSide, stride(1));
+    }
   }
+  finish_writes();
   for (int32_t g = 0; g < t.groups; ++g) {
-    const int32_t at = g * 2 * kTile;
-    _tile_loadd(4, weights + at, 64);
-    _tile_loadd(6, values + at, 64);
+    const uint32_t *const values = t.values(g) + column * 2 * kTile;
+    _tile_loadd(4, t.scores(block) + g * kTile, 64);
+    _tile_loadd(6, values, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, values + at + kTile, 64);
+    _tile_loadd(7, values + kTile, 64);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (two) {
-      _tile_loadd(5, next_weights + at, 64);
+      _tile_loadd(5, t.scores(block + 1) + g * kTile, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  // Of a block that is not wholly in the range, its rows of it.
-  alignas(64) float apart[2][kSide * kGroup];
-  const auto row_of = [&](int32_t i) { return (block + i) * kSide; };
-  const auto whole = [&](int32_t i) { return range.begin <= row_of(i) && row_of(i) + kSide <= range.end; };
-  const auto place = [&](int32_t i) { return whole(i) ? acc + int64_t{row_of(i)} * acc_ld + columns * kGroup : apart[i]; };
-  const auto stride = [&](int32_t i) { return 4 * int64_t{whole(i) ? acc_ld : kGroup}; };
   _tile_stored(0, place(0), stride(0));
   _tile_stored(1, place(0) + kSide, stride(0));
   if constexpr (two) {
     _tile_stored(2, place(1), stride(1));
     _tile_stored(3, place(1) + kSide, stride(1));
   }
-  for (int32_t i = 0; i < (two ? 2 : 1); ++i) {
-    if (whole(i)) continue;
-    for (int32_t r = rules::max(range.begin, row_of(i)); r < rules::min(range.end, row_of(i) + kSide); ++r)
-      std::memcpy(acc + int64_t{r} * acc_ld + columns * kGroup, apart[i] + (r - row_of(i)) * kGroup, 4 * kGroup);
+  copy(true);
+}
+
+// step(column) is called once for each group of columns.
+template <class Step>
+inline void multiply_rows(const Tiles &t, RowRange range, bool first, Accumulators to, Step step) {
+  const int32_t begin = range.begin / kSide, end = rules::ceil_div(range.end, kSide);
+  for (int32_t c = 0; c < t.value_groups; ++c) {
+    step(c);
+    int32_t b = begin;
+    for (; b + 1 < end; b += 2) value_tiles<true>(t, b, c, range, first, to);
+    if (b < end) value_tiles<false>(t, b, c, range, first, to);
   }
 }
 
-inline void multiply_rows(const Tiles &t, RowRange range, int32_t v_dim, float *acc, int32_t acc_ld) {
-  const int32_t first = range.begin / kSide, end = rules::ceil_div(range.end, kSide);
-  for (int32_t c = 0; c < v_dim / kGroup; ++c) {
-    int32_t b = first;
-    for (; b + 1 < end; b += 2) value_tiles<true>(t, b, c, range, acc, acc_ld);
-    if (b < end) value_tiles<false>(t, b, c, range, acc, acc_ld);
-  }
-}
-
-// acc = weights times values. `finite`: so are all values that some row does not see, and weight 0 keeps them out. Otherwise rows with the same
-// limit are taken together, those that see most first, and values beyond the limit are cleared before: 0 times NaN would be NaN.
-inline void multiply_values(const Tiles &t, const int32_t *visible, int32_t rows, bool finite, int32_t v_dim, float *acc,
-                            int32_t acc_ld) {
-  if (finite) return multiply_rows(t, {0, rows}, v_dim, acc, acc_ld);
+// The same for rows of which some don't see keys whose values are not finite. Rows with the same limit are taken together, those that see
+// most first, and values beyond the limit are cleared before: 0 times NaN would be NaN. visible[r]: keys that row r sees.
+inline void multiply_rows_apart(const Tiles &t, const int32_t *visible, int32_t rows, bool first, Accumulators to) {
   int32_t left = visible[rows - 1];  // keys that are not cleared
   for (int32_t end = rows; end > 0;) {
     int32_t begin = end - 1;
     while (begin > 0 && visible[begin - 1] == visible[begin]) --begin;
     for (; left > visible[begin]; --left)
-      clear_packed_key((left - 1) % kGroup, v_dim, t.values(0) + (left - 1) / kGroup * 2 * kTile, t.values_step());
-    multiply_rows(t, {begin, end}, v_dim, acc, acc_ld);
+      clear_packed_key((left - 1) % kGroup, t.value_groups * kGroup, t.values((left - 1) / kGroup));
+    multiply_rows(t, {begin, end}, first, to, [](int32_t) {});
     end = begin;
   }
 }
+
+// Prefetches keys begin ... end - 1 of a request, a few rows at a time.
+class KeysAhead {
+ public:
+  KeysAhead(const Problem &p, int32_t request, int64_t begin, int64_t end) : p_(p), request_(request), begin_(begin), end_(end) {}
+
+  void fetch(int32_t rows) {
+    if (next_ >= rows_.count) {
+      find_keys(p_, request_, {begin_, rules::min(begin_ + kTileKeys, end_)}, &rows_);
+      begin_ += rows_.count;
+      next_ = 0;
+    }
+    prefetch_keys(p_, rows_, next_, next_ + rows);
+    next_ += rows;
+  }
+
+ private:
+  const Problem &p_;
+  const int32_t request_;
+  int64_t begin_, end_;  // of those that are not in rows_
+  int32_t next_ = 0;
+  KeyRows rows_ = {};
+};
 
 // ---- The interface of isa.h -------------------------------------------------------------------------------------------
 
 void load_query_tiles(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, const Scratch &s) {
   if (!multiplies_bf16(p)) return load_queries(p, l, tile, s);
-  const Tiles t = {s, p.qk_dim / kGroup, rules::ceil_div(tile.rows, kSide), 0};
+  const Tiles t = {s, p.qk_dim / kGroup, p.v_dim / kGroup, rules::ceil_div(tile.rows, kSide), 0};
   for (int32_t b = 0; b < t.blocks; ++b) {
     const uint16_t *row[kSide] = {};
     for (int32_t i = 0; i < rules::min(kSide, tile.rows - b * kSide); ++i) {
@@ -318,33 +375,27 @@ void load_query_tiles(const Problem &p, const rules::CpuThreadLayout &l, const R
   }
 }
 
-void chunk_tiles(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, rules::KeyRange keys, const Scratch &s,
-                 const Node &node) {
-  if (!multiplies_bf16(p)) return chunk(p, l, tile, keys, s, node);
+// Of one tile of keys. `first`: of the chunk, so that nothing is in `node` yet.
+void key_tile(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, rules::KeyRange keys, const Scratch &s,
+              bool first, const Node &node) {
   const auto count = static_cast<int32_t>(keys.end - keys.begin);
-  const Tiles t = {s, p.qk_dim / kGroup, rules::ceil_div(tile.rows, kSide), rules::ceil_div(count, kGroup)};
+  const Tiles t = {s, p.qk_dim / kGroup, p.v_dim / kGroup, rules::ceil_div(tile.rows, kSide), rules::ceil_div(count, kGroup)};
   int32_t visible[kTileRows] = {};  // none to rows that are not there
   for (int32_t r = 0; r < tile.rows; ++r)
     visible[r] = static_cast<int32_t>(rules::clamp<int64_t>(visible_to_row(p, tile, r) - keys.begin, 0, count));
 
-  _tile_loadconfig(&kTileConfig);
-  bool finite = true;
-  KeyRows found, next;
-  const auto find = [&](int64_t begin, int64_t end, KeyRows *to) {
-    find_keys(p, tile.request, {begin, rules::min(begin + kGroup, end)}, to);
-  };
-  find(keys.begin, keys.end, &next);
+  // The next tile comes to the cache meanwhile, one half during each product; behind the last one, the first of the chunk that mostly follows.
+  KeysAhead ahead(p, tile.request, keys.end, rules::min<int64_t>(keys.end + kKeys, tile.keys));
+  bool finite = true;  // the values that some row does not see
   for (int32_t g = 0; g < t.groups; ++g) {
+    KeyRows found;
     const int64_t begin = keys.begin + g * kGroup;
-    found = next;
-    // As in chunk(): the next group comes to the cache meanwhile, also of the chunk behind this one.
-    find(rules::min<int64_t>(begin + kGroup, tile.keys), tile.keys, &next);
+    find_keys(p, tile.request, {begin, rules::min(begin + kGroup, keys.end)}, &found);
     KeyTile key_tiles[2];
     make_key_tiles(p, s, l, &found, key_tiles);
-    const auto prefetch = [&](int32_t d) { prefetch_keys(p, next, d * kGroup / t.steps, (d + 1) * kGroup / t.steps); };
     for (int32_t b = 0; b < t.blocks; b += 2) {
       const auto step = [&](int32_t d) {
-        if (b == 0) prefetch(d);
+        if (b == 0 && d * kSide / t.steps < (d + 1) * kSide / t.steps) ahead.fetch(1);
       };
       if (b + 1 < t.blocks) {
         score_tiles<true>(t, key_tiles, g, b, step);
@@ -352,15 +403,39 @@ void chunk_tiles(const Problem &p, const rules::CpuThreadLayout &l, const RowTil
         score_tiles<false>(t, key_tiles, g, b, step);
       }
     }
-    pack_values(found.row, p.v_dim, t.values(0) + g * 2 * kTile, t.values_step());
+    pack_values(found.row, p.v_dim, t.values(g));
     for (int32_t k = rules::max(visible[0] - g * kGroup, 0); k < found.count; ++k)
       finite = finite && all_finite(found.row[k], p.v_dim);
   }
+
+  const auto scale = static_cast<float>(static_cast<double>(p.sm_scale) * static_cast<double>(cache_scale(p)));
+  const bool all = visible[0] == t.groups * kGroup;  // (rows that are not there may have any weights)
+  alignas(64) float shrink[kTileRows];
   for (int32_t b = 0; b < t.blocks; ++b) {
-    const auto scale = static_cast<float>(static_cast<double>(p.sm_scale) * static_cast<double>(cache_scale(p)));
-    softmax_rows(t.scores(b), t.groups, visible + b * kSide, scale, node.max + b * kSide, node.sum + b * kSide);
+    const auto softmax = all ? softmax_rows<true> : softmax_rows<false>;
+    softmax(t.scores(b), t.groups, visible + b * kSide, scale, node.max + b * kSide, node.sum + b * kSide, shrink + b * kSide);
   }
-  multiply_values(t, visible, tile.rows, finite, p.v_dim, node.acc, l.node.acc_ld);
+  for (int32_t r = 0; r < tile.rows && !first; ++r) {
+    float *const acc = node.acc + r * l.node.acc_ld;
+    for (int32_t c = 0; shrink[r] != 1.0f && c < p.v_dim; c += Vec::width)
+      (Vec::load(acc + c) * Vec::broadcast(shrink[r])).store(acc + c);
+  }
+  const Accumulators acc = {node.acc, l.node.acc_ld};
+  if (!finite) return multiply_rows_apart(t, visible, tile.rows, first, acc);
+  const int32_t rows_a_step = rules::ceil_div(kKeys / 2, t.value_groups);
+  multiply_rows(t, {0, tile.rows}, first, acc, [&](int32_t) { ahead.fetch(rows_a_step); });
+}
+
+void chunk_tiles(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, rules::KeyRange keys, const Scratch &s,
+                 const Node &node) {
+  if (!multiplies_bf16(p)) return chunk(p, l, tile, keys, s, node);
+  for (int32_t r = 0; r < rules::round_up(tile.rows, kSide); r += kSide) {
+    Vec::broadcast(kMinusInf).store(node.max + r);
+    Vec::zero().store(node.sum + r);
+  }
+  _tile_loadconfig(&kTileConfig);
+  for (int64_t begin = keys.begin; begin < keys.end; begin += kKeys)
+    key_tile(p, l, tile, {begin, rules::min<int64_t>(begin + kKeys, keys.end)}, s, begin == keys.begin, node);
   _tile_release();
 }
 

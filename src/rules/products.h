@@ -12,6 +12,8 @@ constexpr int32_t kBf16Vector = 32;
 MLAVERIFY_HD bool bf16_products(DType q, DType kv, int32_t qk_dim, int32_t v_dim) {
   return q == DType::bf16 && (kv == DType::bf16 || is_fp8(kv)) && qk_dim % kBf16Vector == 0 && v_dim % kBf16Vector == 0;
 }
+// Keys of a tile for which values are packed.
+constexpr int32_t kBf16TileKeys = 256;
 MLAVERIFY_HD bool bf16_products(const Problem &p) { return bf16_products(p.q_dtype, p.kv_dtype, p.qk_dim, p.v_dim); }
 
 }  // namespace mlaverify::rules

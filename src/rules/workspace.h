@@ -1,7 +1,7 @@
 // The layout of the workspace, in one place: the size query and the carve-up both come from it. Offsets in floats.
 //
-// CPU: each thread has a region of its own with the query tile and one key tile converted, scores, where bf16 products may be used the values
-// of a chunk packed for them, and two lists of partial results: of the row tile whose first chunks another thread has, and of the one whose
+// CPU: each thread has a region of its own with the query tile and one key tile converted, scores, where bf16 products may be used values
+// packed for them, and two lists of partial results: of the row tile whose first chunks another thread has, and of the one whose
 // last chunks another thread has. It is the same for every instruction set.
 #pragma once
 
@@ -54,7 +54,6 @@ MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   const int32_t padded_rows = round_up(rows, 16);
   // More keys than the block table holds are refused, so they bound the chunks.
   const int64_t max_chunks = num_chunks(table_keys(p), c.split_align);
-  const auto chunk_keys = static_cast<int32_t>(round_up<int64_t>(min<int64_t>(table_keys(p), c.split_align), c.block_n));
   CpuThreadLayout l{};
   l.q_ld = l.kv_ld = tile_ld(p.qk_dim);
   l.scores_ld = c.block_n;
@@ -64,8 +63,8 @@ MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   l.q_norms = l.q + static_cast<int64_t>(padded_rows) * l.q_ld;
   l.kv = l.q_norms + padded_rows;
   l.scores = l.kv + static_cast<int64_t>(c.block_n) * l.kv_ld;
-  l.values = l.scores + static_cast<int64_t>(padded_rows) * (bf16_products(p) ? chunk_keys : l.scores_ld);
-  l.nodes = l.values + (bf16_products(p) ? static_cast<int64_t>(chunk_keys) * p.v_dim / 2 : 0);
+  l.values = l.scores + static_cast<int64_t>(padded_rows) * (bf16_products(p) ? kBf16TileKeys : l.scores_ld);
+  l.nodes = l.values + (bf16_products(p) ? int64_t{kBf16TileKeys} * (p.v_dim + kBf16Vector) / 2 : 0);
   l.size = round_up<int64_t>(l.nodes + 2 * l.nodes_per_list * l.node.size, kWorkspaceAlignment / 4);
   return l;
 }
