@@ -21,9 +21,9 @@
 namespace mlaverify::cpu {
 namespace {
 
-constexpr int32_t kSide = 16;                              // rows of a tile; a row has 64 bytes
-constexpr int32_t kGroup = 32;                             // bf16 numbers in a row of a tile: what a product sums
-constexpr int32_t kTile = kSide * kSide;                   // 4-byte numbers, or pairs of bf16, of a tile
+constexpr int32_t kSide = 16;             // rows of a tile; a row has 64 bytes
+constexpr int32_t kGroup = 32;            // bf16 numbers in a row of a tile: what a product sums
+constexpr int32_t kTile = kSide * kSide;  // 4-byte numbers, or pairs of bf16, of a tile
 constexpr int32_t kKeys = rules::kBf16TileKeys;
 static_assert(kGroup == rules::kBf16Vector && kTileRows % kSide == 0 && kKeys % kGroup == 0 &&
               rules::cpu_config().split_align % kKeys == 0);
@@ -78,7 +78,8 @@ inline void pack_rows(const uint16_t *const (&row)[kSide], int32_t width, uint32
 // 32 keys of `width` values as B: two tiles for each 32 columns.
 inline void pack_values(const char *const *keys, int32_t width, uint32_t *to) {
   for (int32_t k = 0; k < kGroup; k += 2) {
-    const auto *const x = reinterpret_cast<const uint16_t *>(keys[k]), *const y = reinterpret_cast<const uint16_t *>(keys[k + 1]);
+    const auto *const x = reinterpret_cast<const uint16_t *>(keys[k]), *const y =
+                                                                           reinterpret_cast<const uint16_t *>(keys[k + 1]);
     uint32_t *pairs = to + k / 2 * kSide;
     for (int32_t c = 0; c < width; c += kGroup, pairs += 2 * kTile) {
       const Bf16Pairs a = Bf16Pairs::load(x + c), b = Bf16Pairs::load(y + c);
@@ -141,7 +142,8 @@ struct KeyTile {
 
 // A group of keys as two tiles: behind the keys that there are come zeros, and what does not lie in equal distances, or is not bf16, is
 // copied.
-inline void make_key_tiles(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, KeyRows *keys, KeyTile (&tiles)[2]) {
+inline void make_key_tiles(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, KeyRows *keys,
+                           KeyTile (&tiles)[2]) {
   const auto bytes = sizeof(uint16_t) * static_cast<std::size_t>(p.qk_dim);
   const auto copy = [&](int32_t k) { return reinterpret_cast<char *>(s.kv + k * l.kv_ld); };
   convert_keys(p, s, l, keys);
@@ -340,7 +342,8 @@ inline void multiply_rows_apart(const Tiles &t, const int32_t *visible, int32_t 
 // Prefetches keys begin ... end - 1 of a request, a few rows at a time.
 class KeysAhead {
  public:
-  KeysAhead(const Problem &p, int32_t request, int64_t begin, int64_t end) : p_(p), request_(request), begin_(begin), end_(end) {}
+  KeysAhead(const Problem &p, int32_t request, int64_t begin, int64_t end)
+      : p_(p), request_(request), begin_(begin), end_(end) {}
 
   void fetch(int32_t rows) {
     if (next_ >= rows_.count) {

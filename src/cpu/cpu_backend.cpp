@@ -12,8 +12,8 @@ namespace {
 
 struct IsaChoice {
   const char *name;
-  const cpu::Isa *isa;          // null: not in this build
-  std::string (*missing)();     // what keeps it from running here; empty: nothing does
+  const cpu::Isa *isa;       // null: not in this build
+  std::string (*missing)();  // what keeps it from running here; empty: nothing does
 };
 
 // Best first.
@@ -47,10 +47,10 @@ Selection select_isa() {
     const std::string missing = c.missing();
     if (missing.empty()) return {c.isa, {{}, c.name}};
     if (forced.empty()) continue;
-    return {nullptr,
-            {{MLAVERIFY_ERR_UNSUPPORTED,
-              "MLAVERIFY_CPU_ISA asks for " + forced + ", which cannot run here; missing: " + missing},
-             ""}};
+    return {
+        nullptr,
+        {{MLAVERIFY_ERR_UNSUPPORTED, "MLAVERIFY_CPU_ISA asks for " + forced + ", which cannot run here; missing: " + missing},
+         ""}};
   }
   return {nullptr, {{MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_CPU_ISA: got '" + forced + "', must be one of " + names}, ""}};
 }

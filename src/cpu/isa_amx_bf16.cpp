@@ -2,8 +2,8 @@
 
 #include "cpu/vec_avx512.h"
 // clang-format off: kernel.h needs Vec, amx.h both
-#include "cpu/kernel.h"
 #include "cpu/amx.h"
+#include "cpu/kernel.h"
 // clang-format on
 
 namespace mlaverify::cpu {
