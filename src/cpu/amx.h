@@ -62,35 +62,49 @@ struct KeyTile {
   int64_t stride;
 };
 
-// A group of keys as two tiles: behind the keys that there are come zeros, and what does not lie in equal distances, or is not bf16, is
-// copied.
-inline void make_key_tiles(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, KeyRows *keys,
-                           KeyTile (&tiles)[2]) {
+// Keys of a tile, count <= kKeys, as they are multiplied.
+struct KeyTiles {
+  const char *row[kKeys];  // a group is complete: behind the keys that there are come zeros
+  KeyTile tile[kKeys / kSide];
+};
+
+// Keys [begin, end) of a request. What is not bf16, or does not lie in equal distances, is copied.
+inline void make_key_tiles(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t request,
+                           rules::KeyRange keys, KeyTiles *made) {
   const auto bytes = sizeof(uint16_t) * static_cast<std::size_t>(p.qk_dim);
-  const auto copy = [&](int32_t k) { return reinterpret_cast<char *>(s.kv + k * l.kv_ld); };
-  convert_keys(p, s, l, keys);
-  for (int32_t k = keys->count; k < kGroup; ++k) {
-    std::memset(copy(k), 0, bytes);
-    keys->row[k] = copy(k);
+  const auto count = static_cast<int32_t>(keys.end - keys.begin);
+  const auto copy = [&](int32_t k) { return reinterpret_cast<char *>(s.kv + k * l.kv_bf16_ld); };
+  for (int32_t first = 0; first < count; first += kTileKeys) {
+    KeyRows found;
+    find_keys(p, request, {keys.begin + first, rules::min<int64_t>(keys.begin + first + kTileKeys, keys.end)}, &found);
+    Scratch here = s;
+    here.kv += first * l.kv_bf16_ld;
+    convert_keys(p, here, l, &found);
+    std::memcpy(made->row + first, found.row, sizeof(char *) * static_cast<std::size_t>(found.count));
   }
-  for (int32_t half = 0; half < 2; ++half) {
-    const char **const row = keys->row + half * kSide;
+  const int32_t end = rules::round_up(count, kGroup);
+  for (int32_t k = count; k < end; ++k) {
+    std::memset(copy(k), 0, bytes);
+    made->row[k] = copy(k);
+  }
+  for (int32_t first = 0; first < end; first += kSide) {
+    const char **const row = made->row + first;
     const auto place = [&](int32_t i) { return reinterpret_cast<intptr_t>(row[i]); };
     const int64_t stride = place(1) - place(0);
     bool equal = true;
     for (int32_t i = 2; i < kSide; ++i) equal = equal && place(i) - place(i - 1) == stride;
     for (int32_t i = 0; !equal && i < kSide; ++i) {
-      char *const to = copy(half * kSide + i);
+      char *const to = copy(first + i);
       if (row[i] != to) std::memcpy(to, row[i], bytes);
       row[i] = to;
     }
-    tiles[half] = {row[0], equal ? stride : int64_t{4} * l.kv_ld};
+    made->tile[first / kSide] = {row[0], equal ? stride : int64_t{4} * l.kv_bf16_ld};
   }
 }
 
-// Scores of a group with the rows of a block, or with `two` of it and the next. step(d) is called once for each group of columns.
+// Scores of a group with the rows of a block, or with `two` of it and the next. step() is called for each group of columns.
 template <bool two, class Step>
-inline void score_tiles(const Tiles &t, const KeyTile (&keys)[2], int32_t group, int32_t block, Step step) {
+inline void score_tiles(const Tiles &t, const KeyTile *keys, int32_t group, int32_t block, Step step) {
   const uint32_t *const q = t.queries(block), *const next_q = t.queries(block + 1);
   finish_writes();
   _tile_zero(0);
@@ -100,7 +114,7 @@ inline void score_tiles(const Tiles &t, const KeyTile (&keys)[2], int32_t group,
     _tile_zero(3);
   }
   for (int32_t d = 0; d < t.steps; ++d) {
-    step(d);
+    step();
     _tile_loadd(4, keys[0].first + d * 64, keys[0].stride);
     _tile_loadd(6, q + d * kTile, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -235,15 +249,19 @@ inline void value_tiles(const Tiles &t, int32_t block, int32_t column, RowRange 
   copy(true);
 }
 
-// step(column) is called once for each group of columns.
+// step() is called for each group of columns of each two blocks.
 template <class Step>
 inline void multiply_rows(const Tiles &t, RowRange range, bool first, Accumulators to, Step step) {
-  const int32_t begin = range.begin / kSide, end = rules::ceil_div(range.end, kSide);
-  for (int32_t c = 0; c < t.value_groups; ++c) {
-    step(c);
-    int32_t b = begin;
-    for (; b + 1 < end; b += 2) value_tiles<true>(t, b, c, range, first, to);
-    if (b < end) value_tiles<false>(t, b, c, range, first, to);
+  const int32_t end = rules::ceil_div(range.end, kSide);
+  for (int32_t b = range.begin / kSide; b < end; b += 2) {
+    for (int32_t c = 0; c < t.value_groups; ++c) {
+      step();
+      if (b + 1 < end) {
+        value_tiles<true>(t, b, c, range, first, to);
+      } else {
+        value_tiles<false>(t, b, c, range, first, to);
+      }
+    }
   }
 }
 
@@ -256,33 +274,38 @@ inline void multiply_rows_apart(const Tiles &t, const int32_t *visible, int32_t 
     while (begin > 0 && visible[begin - 1] == visible[begin]) --begin;
     for (; left > visible[begin]; --left)
       clear_packed_key((left - 1) % kGroup, t.value_groups * kGroup, t.values((left - 1) / kGroup));
-    multiply_rows(t, {begin, end}, first, to, [](int32_t) {});
+    multiply_rows(t, {begin, end}, first, to, [] {});
     end = begin;
   }
 }
 
-// Prefetches keys begin ... end - 1 of a request, a few rows at a time.
+// Brings the keys of a tile, kKeys at most, to the cache while another one is computed.
 class KeysAhead {
  public:
-  KeysAhead(const Problem &p, int32_t request, int64_t begin, int64_t end)
-      : p_(p), request_(request), begin_(begin), end_(end) {}
+  KeysAhead(const Problem &p, int32_t request, rules::KeyRange keys) : p_(p), request_(request), keys_(keys) {}
 
-  void fetch(int32_t rows) {
-    if (next_ >= rows_.count) {
-      find_keys(p_, request_, {begin_, rules::min(begin_ + kTileKeys, end_)}, &rows_);
-      begin_ += rows_.count;
-      next_ = 0;
-    }
-    prefetch_keys(p_, rows_, next_, next_ + rows);
-    next_ += rows;
+  // `steps` such steps fetch half of the keys.
+  void step(int32_t steps) {
+    for (due_ += kKeys / 2; due_ >= steps; due_ -= steps) fetch_one();
   }
 
  private:
+  void fetch_one() {
+    if (next_ == found_.count) {
+      find_keys(p_, request_, {keys_.begin, rules::min<int64_t>(keys_.begin + kTileKeys, keys_.end)}, &found_);
+      keys_.begin += found_.count;
+      next_ = 0;
+    }
+    prefetch_keys(p_, found_, next_, next_ + 1);
+    next_ += next_ < found_.count ? 1 : 0;
+  }
+
   const Problem &p_;
   const int32_t request_;
-  int64_t begin_, end_;  // of those that are not in rows_
+  rules::KeyRange keys_;  // but for those of found_
+  KeyRows found_ = {};
   int32_t next_ = 0;
-  KeyRows rows_ = {};
+  int32_t due_ = 0;
 };
 
 // ---- The interface of isa.h -------------------------------------------------------------------------------------------
@@ -310,27 +333,23 @@ void key_tile(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &
     visible[r] = static_cast<int32_t>(rules::clamp<int64_t>(visible_to_row(p, tile, r) - keys.begin, 0, count));
 
   // The next tile comes to the cache meanwhile, one half during each product; behind the last one, the first of the chunk that mostly follows.
-  KeysAhead ahead(p, tile.request, keys.end, rules::min<int64_t>(keys.end + kKeys, tile.keys));
+  KeysAhead ahead(p, tile.request, {keys.end, rules::min<int64_t>(keys.end + kKeys, tile.keys)});
+  KeyTiles tiles;
+  make_key_tiles(p, s, l, tile.request, keys, &tiles);
+  for (int32_t g = 0; g < t.groups; ++g) pack_values(tiles.row + g * kGroup, p.v_dim, t.values(g));
   bool finite = true;  // the values that some row does not see
-  for (int32_t g = 0; g < t.groups; ++g) {
-    KeyRows found;
-    const int64_t begin = keys.begin + g * kGroup;
-    find_keys(p, tile.request, {begin, rules::min(begin + kGroup, keys.end)}, &found);
-    KeyTile key_tiles[2];
-    make_key_tiles(p, s, l, &found, key_tiles);
-    for (int32_t b = 0; b < t.blocks; b += 2) {
-      const auto step = [&](int32_t d) {
-        if (b == 0 && d * kSide / t.steps < (d + 1) * kSide / t.steps) ahead.fetch(1);
-      };
+  for (int32_t k = visible[0]; k < count; ++k) finite = finite && all_finite(tiles.row[k], p.v_dim);
+  // A pair of blocks of queries stays in the L1 cache, and all keys go by.
+  const int32_t pairs = rules::ceil_div(t.blocks, 2);
+  const auto step = [&] { ahead.step(t.steps * t.groups * pairs); };
+  for (int32_t b = 0; b < t.blocks; b += 2) {
+    for (int32_t g = 0; g < t.groups; ++g) {
       if (b + 1 < t.blocks) {
-        score_tiles<true>(t, key_tiles, g, b, step);
+        score_tiles<true>(t, tiles.tile + 2 * g, g, b, step);
       } else {
-        score_tiles<false>(t, key_tiles, g, b, step);
+        score_tiles<false>(t, tiles.tile + 2 * g, g, b, step);
       }
     }
-    pack_values(found.row, p.v_dim, t.values(g));
-    for (int32_t k = rules::max(visible[0] - g * kGroup, 0); k < found.count; ++k)
-      finite = finite && all_finite(found.row[k], p.v_dim);
   }
 
   const auto scale = static_cast<float>(static_cast<double>(p.sm_scale) * static_cast<double>(cache_scale(p)));
@@ -347,8 +366,7 @@ void key_tile(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &
   }
   const Accumulators acc = {node.acc, l.node.acc_ld};
   if (!finite) return multiply_rows_apart(t, visible, tile.rows, first, acc);
-  const int32_t rows_a_step = rules::ceil_div(kKeys / 2, t.value_groups);
-  multiply_rows(t, {0, tile.rows}, first, acc, [&](int32_t) { ahead.fetch(rows_a_step); });
+  multiply_rows(t, {0, tile.rows}, first, acc, [&] { ahead.step(t.value_groups * pairs); });
 }
 
 void chunk_tiles(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, rules::KeyRange keys, const Scratch &s,

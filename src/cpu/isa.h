@@ -27,7 +27,7 @@ struct Node {
 struct Scratch {
   float *q;        // [rows, q_ld]; or bf16, a row in the first half of each, or tiles (amx.h)
   float *q_norms;  // [rows]; f32 queries only
-  float *kv;       // [block_n, kv_ld]; or bf16, a row in the first half of each
+  float *kv;       // [block_n, kv_ld]; or bf16 [kBf16TileKeys, 2 * kv_bf16_ld]
   float *scores;   // [rows, scores_ld]; or tiles
   float *values;   // tiles; bf16 products only
 };

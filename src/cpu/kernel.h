@@ -286,7 +286,7 @@ inline void convert_keys(const Problem &p, const Scratch &s, const rules::CpuThr
   if constexpr (V::multiplies_bf16) {
     if (multiplies_bf16(p)) {
       for (int32_t k = 0; rules::is_fp8(p.kv_dtype) && k < keys->count; ++k) {
-        float *const to = s.kv + k * l.kv_ld;
+        float *const to = s.kv + k * l.kv_bf16_ld;
         V::fp8_to_bf16(p.kv_dtype, keys->row[k], p.qk_dim, reinterpret_cast<uint16_t *>(to));
         keys->row[k] = reinterpret_cast<const char *>(to);
       }

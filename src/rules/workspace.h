@@ -37,6 +37,7 @@ MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
 
 struct CpuThreadLayout {
   int32_t q_ld, kv_ld, scores_ld;
+  int32_t kv_bf16_ld;                             // of keys as bf16, in floats
   int64_t q, q_norms, kv, scores, values, nodes;  // offsets
   NodeLayout node;
   int32_t nodes_per_list;
@@ -57,12 +58,14 @@ MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   CpuThreadLayout l{};
   l.q_ld = l.kv_ld = tile_ld(p.qk_dim);
   l.scores_ld = c.block_n;
+  l.kv_bf16_ld = tile_ld(ceil_div(p.qk_dim, 2));
   l.node = node_layout(rows, p.v_dim);
   l.nodes_per_list = max_waiting_nodes(max_chunks);
   l.q = 0;
   l.q_norms = l.q + static_cast<int64_t>(padded_rows) * l.q_ld;
   l.kv = l.q_norms + padded_rows;
-  l.scores = l.kv + static_cast<int64_t>(c.block_n) * l.kv_ld;
+  const int64_t kv = int64_t{c.block_n} * l.kv_ld, kv_bf16 = bf16_products(p) ? int64_t{kBf16TileKeys} * l.kv_bf16_ld : 0;
+  l.scores = l.kv + max(kv, kv_bf16);
   l.values = l.scores + static_cast<int64_t>(padded_rows) * (bf16_products(p) ? kBf16TileKeys : l.scores_ld);
   l.nodes = l.values + (bf16_products(p) ? int64_t{kBf16TileKeys} * (p.v_dim + kBf16Vector) / 2 : 0);
   l.size = round_up<int64_t>(l.nodes + 2 * l.nodes_per_list * l.node.size, kWorkspaceAlignment / 4);
