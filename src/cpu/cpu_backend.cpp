@@ -47,10 +47,8 @@ Selection select_isa() {
     const std::string missing = c.missing();
     if (missing.empty()) return {c.isa, {{}, c.name}};
     if (forced.empty()) continue;
-    return {
-        nullptr,
-        {{MLAVERIFY_ERR_UNSUPPORTED, "MLAVERIFY_CPU_ISA asks for " + forced + ", which cannot run here; missing: " + missing},
-         ""}};
+    const std::string reason = "MLAVERIFY_CPU_ISA asks for " + forced + ", which cannot run here; missing: ";
+    return {nullptr, {{MLAVERIFY_ERR_UNSUPPORTED, reason + missing}, ""}};
   }
   return {nullptr, {{MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_CPU_ISA: got '" + forced + "', must be one of " + names}, ""}};
 }

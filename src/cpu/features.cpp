@@ -61,8 +61,8 @@ std::string missing_for(IsaKind kind) {
   need("AVX512-BF16", __builtin_cpu_supports("avx512bf16"));
   if (kind == IsaKind::avx512_bf16) return missing;
   const unsigned edx = cpuid(7).edx;
-  need("AMX-TILE", (edx & bit_AMX_TILE) != 0);
-  need("AMX-BF16", (edx & bit_AMX_BF16) != 0);
+  need("AMX-TILE", (edx & 1u << 24) != 0);
+  need("AMX-BF16", (edx & 1u << 22) != 0);
   need("tile registers saved by the operating system (XCR0)", saves_tiles());
   if (missing.empty()) need("Linux's permission to use tile registers", may_use_tiles());
   return missing;
