@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/tile_config.h"
 #include "io/tensor_buffer.h"
 #include "machine.h"
 #include "mlaverify/mlaverify.h"
@@ -98,7 +99,7 @@ __attribute__((target("avx512f"))) float multiply_add_avx512(int64_t steps) {
   return _mm512_cvtss_f32(x[0]);
 }
 
-// Chains of AVX512-BF16's product of two pairs a lane. (Plain vectors of integers: not every compiler has a constant of its type.)
+// The same chains of AVX512-BF16's sum of two products a lane.
 __attribute__((target("avx512f,avx512bf16"))) float multiply_bf16_avx512(int64_t steps) {
   const __m512i half = _mm512_set1_epi16(0x3f00);
   __m512 x[kChains];
@@ -115,13 +116,7 @@ __attribute__((target("avx512f,avx512bf16"))) float multiply_bf16_avx512(int64_t
 // Four accumulators and four operands of AMX, as the cpu backend uses them, products of zeros. It has asked for the permission.
 constexpr int kTileProducts = 4;
 __attribute__((target("amx-tile,amx-bf16"))) float multiply_bf16_amx(int64_t steps) {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } const config;
-  asm volatile("" ::"m"(config));  // all of it: the intrinsic below claims to read a part
-  _tile_loadconfig(&config);
+  _tile_loadconfig(&cpu::kTileConfig);
   for (int64_t s = 0; s < steps; ++s) {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);

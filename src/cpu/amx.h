@@ -3,7 +3,7 @@
 // TDPBF16PS adds to C [16, 16] f32 the product of A [16, 32] and B [32, 16] bf16, B as pairs of its rows: B[i][j] lies with B[i+1][j].
 // Which product gets which operand follows from what needs no rearranging:
 //   scores^T = K Q^T    A: 16 keys as they are in the cache. B: 16 rows of Q, packed once per row tile.
-//   out = P V           A: weights of 16 rows. B: values, two keys and two keys packed once per chunk and row tile.
+//   out = P V           A: weights of 16 rows. B: values, two keys and two keys packed once per row tile and tile of keys.
 // Scores come out with the rows in the lanes, so the softmax takes 16 rows at once and sums nothing across lanes. Its weights, rounded to
 // bf16, are transposed to be A.
 //
@@ -11,13 +11,14 @@
 // as long; not a whole chunk, so that the values, packed, and the keys to come share half of a 2 MB L2 cache.
 //
 // Every sum runs over groups of 32 columns or keys, in order. A key that a row does not see takes part with weight 0 and a finite value
-// (multiply_values), which changes at most the sign of a sum that is 0. Denormals are taken for zero, in operands and results.
+// (multiply_rows_apart), which changes at most the sign of a sum that is 0. Denormals are taken for zero, in operands and results.
 #pragma once
 
 #include <cstring>
 
 #include "cpu/amx_pack.h"
 #include "cpu/kernel.h"
+#include "cpu/tile_config.h"
 
 namespace mlaverify::cpu {
 namespace {
@@ -26,20 +27,12 @@ constexpr int32_t kKeys = rules::kBf16TileKeys;
 static_assert(kGroup == rules::kBf16Vector && kTileRows % kSide == 0 && kKeys % kGroup == 0 &&
               rules::cpu_config().split_align % kKeys == 0);
 
-// Palette 1 of LDTILECFG (Intel SDM vol. 1, 18.2): all eight registers with 16 rows of 64 bytes.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-constexpr TileConfig kTileConfig;
-
 // What was written before is in memory for the tile loads behind. (g++ does not see that these read it.)
 inline void finish_writes() { asm volatile("" ::: "memory"); }
 
-// ---- One tile of keys --------------------------------------------------------------------------------------------------------
+// ---- One tile of keys -------------------------------------------------------------------------------------------------
 
-// Where the tile registers' operands of a tile of keys lie in the scratch of a thread, each without gaps.
+// Where what the tile registers load lies in the scratch of a thread, 16 rows of 64 bytes without gaps, for one tile of keys.
 struct Tiles {
   const Scratch &s;
   int32_t steps;         // groups of columns of a key

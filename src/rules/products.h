@@ -7,13 +7,14 @@
 
 namespace mlaverify::rules {
 
+// Keys of a tile whose values are packed for such products.
+constexpr int32_t kBf16TileKeys = 256;
+
 // bf16 queries, over a cache whose numbers are bf16 numbers, FP8 included, in rows of whole vectors.
 constexpr int32_t kBf16Vector = 32;
 MLAVERIFY_HD bool bf16_products(DType q, DType kv, int32_t qk_dim, int32_t v_dim) {
   return q == DType::bf16 && (kv == DType::bf16 || is_fp8(kv)) && qk_dim % kBf16Vector == 0 && v_dim % kBf16Vector == 0;
 }
-// Keys of a tile for which values are packed.
-constexpr int32_t kBf16TileKeys = 256;
 MLAVERIFY_HD bool bf16_products(const Problem &p) { return bf16_products(p.q_dtype, p.kv_dtype, p.qk_dim, p.v_dim); }
 
 }  // namespace mlaverify::rules
