@@ -19,7 +19,7 @@ TEST(Fp8, Scales) {
       for (const DType q : {DType::bf16, DType::f16, DType::f32}) {
         TestCase c;
         c.lens = {70, 3, 0};
-        c.lk = c.lv = 64;
+        c.lk = c.lv = 128;
         c.q_dtype = q;
         c.kv_dtype = type;
         c.kv_sigma = 4;
@@ -84,10 +84,10 @@ TEST(Fp8, TheScaleOfOtherCachesIsIgnored) {
 TEST(Types, All) {
   for (const DType q : {DType::bf16, DType::f16, DType::f32}) {
     for (const DType kv : {DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_e5m2}) {
-      for (const int32_t lv : {32, 64}) {  // narrower and as wide as bf16 products take
+      for (const int32_t lv : {32, 128}) {  // narrower and as wide as bf16 products take
         TestCase c;
         c.lens = {77, 130};
-        c.lk = 64;
+        c.lk = 128;
         c.lv = lv;
         c.q_dtype = q;
         c.kv_dtype = kv;
@@ -116,15 +116,15 @@ class Special : public testing::TestWithParam<DType> {
  protected:
   // bf16: widths that bf16 products take. A number of a key that is no value.
   static bool wide() { return GetParam() == DType::bf16; }
-  static int32_t beside_the_value() { return wide() ? 95 : 23; }
+  static int32_t beside_the_value() { return wide() ? 159 : 23; }
 
   // Lengths below, at and beyond a chunk of keys.
   void expect_as_oracle(const std::function<void(TestCall &)> &change) const {
     TestCase c;
     c.lens = {9, 70, 600, 1100};
     c.qlen = 2;
-    c.lk = wide() ? 96 : 24;
-    c.lv = wide() ? 64 : 16;
+    c.lk = wide() ? 160 : 24;
+    c.lv = wide() ? 128 : 16;
     c.q_dtype = GetParam();
     c.kv_dtype = GetParam();
     TestCall call(c);
@@ -208,7 +208,7 @@ TEST(Arithmetic, SharpSoftmax) {
   for (const float sigma : {20.0f, 200.0f}) {
     TestCase c;
     c.lens = {700, 90};
-    c.lk = c.lv = 64;
+    c.lk = c.lv = 128;
     c.q_sigma = sigma;
     EXPECT_EQ(check(c), "");
   }

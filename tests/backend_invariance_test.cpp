@@ -16,7 +16,7 @@ namespace {
 TestCase long_case(std::vector<int32_t> lens) {
   TestCase c;
   c.heads = 1;
-  c.lk = c.lv = 64;
+  c.lk = c.lv = 128;
   c.qlen = 1;
   c.page_size = 16;
   c.lens = std::move(lens);
@@ -129,7 +129,7 @@ TEST(Invariant, ThreadsOfTheCaller) {
 
 // Each head is the call with that head alone.
 TEST(Invariant, HeadCounts) {
-  for (const auto &[lk, lv] : {std::pair{40, 24}, {96, 64}}) {
+  for (const auto &[lk, lv] : {std::pair{40, 24}, {160, 128}}) {
     TestCase c;
     c.lk = lk;
     c.lv = lv;
@@ -158,7 +158,7 @@ TEST(Invariant, HeadCounts) {
 TEST(Invariant, QueryLengths) {
   TestCase c;
   c.heads = 5;
-  c.lk = c.lv = 64;
+  c.lk = c.lv = 128;
   c.lens = {600, 20};
   c.qlen = 40;
   TestCall all(c);
@@ -198,7 +198,7 @@ TEST(Invariant, KeysBeyondTheMaskThatAreNoNumbers) {
     for (const int32_t len : {9, 65, 260, 514}) {
       TestCase c;
       c.heads = heads;
-      c.lk = c.lv = 64;
+      c.lk = c.lv = 128;
       c.lens = {len};
       c.qlen = 4;
       TestCall call(c);

@@ -23,7 +23,7 @@ TestCase random_case() {
   c.heads = one_in(6) ? between(60, 70) : between(1, 9);
   c.qlen = between(1, 6);
   if (one_in(2)) {  // widths that bf16 products take
-    c.lv = 32 * between(2, 3);
+    c.lv = 32 * between(4, 5);
     c.lk = c.lv + 32 * between(0, 1);
   } else {
     c.lv = 8 * between(1, 8);
