@@ -344,9 +344,11 @@ RC_GTEST_PROP(Workspace, SectionsAreApartAndAligned, ()) {
   const Problem p = problem_of(between(1, 300), between(1, 300), qk_dim, v_dim, between(1, 5000), between(0, 100000));
   const CpuThreadLayout l = cpu_thread_layout(p);
   const int32_t rows = cpu_tile_rows(p), keys = cpu_config().block_n;
-  const std::vector<std::pair<int64_t, int64_t>> sections = {{l.q, int64_t{rows} * l.q_ld},
+  const std::vector<std::pair<int64_t, int64_t>> sections = {{l.q, int64_t{round_up(rows, 16)} * l.q_ld},
                                                              {l.kv, int64_t{keys} * l.kv_ld},
-                                                             {l.scores, int64_t{rows} * l.scores_ld},
+                                                             {l.squares, int64_t{keys} * 16},
+                                                             {l.key_scores, int64_t{keys} * round_up(rows, 16)},
+                                                             {l.scores, int64_t{round_up(rows, 16)} * l.scores_ld},
                                                              {l.nodes, 2 * l.nodes_per_list * l.node.size}};
   int64_t end = 0;
   for (const auto &[begin, size] : sections) {

@@ -25,10 +25,12 @@ struct Node {
 
 // Converted tiles of one thread, laid out by rules::CpuThreadLayout.
 struct Scratch {
-  float *q;        // [rows, q_ld]; or bf16, a row in the first half of each
-  float *q_norms;  // [rows]; f32 queries only
-  float *kv;       // [block_n, kv_ld]
-  float *scores;   // [rows, scores_ld]
+  float *q;           // [qk_dim, rows in whole vectors]; or bf16 [rows, q_ld], a row in the first half of each
+  float *q_norms;     // [rows]; f32 queries only
+  float *kv;          // [blocks of columns, block_n, columns of a block]
+  float *squares;     // [block_n, numbers of a vector]; f32 queries only
+  float *key_scores;  // [block_n, rows in whole vectors]
+  float *scores;      // [rows, scores_ld]
 };
 
 struct Isa {

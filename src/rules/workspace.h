@@ -18,7 +18,7 @@ constexpr int64_t kWorkspaceAlignment = 256;  // bytes
 
 // Leading dimension of a row-major f32 tile: an odd number of 64-byte cache lines, so that a column walks through all sets of a
 // set-associative cache (a multiple of 1024 or 2048 bytes would use a few sets only).
-MLAVERIFY_HD int32_t tile_ld(int32_t width) { return (ceil_div(width, 16) | 1) * 16; }
+MLAVERIFY_HD int32_t tile_ld(int32_t width) { return round_up(width, 32) + 16; }
 
 // One partial result: max and sum of each row, then acc.
 struct NodeLayout {
@@ -36,7 +36,7 @@ MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
 
 struct CpuThreadLayout {
   int32_t q_ld, kv_ld, scores_ld;
-  int64_t q, q_norms, kv, scores, nodes;  // offsets
+  int64_t q, q_norms, kv, squares, key_scores, scores, nodes;  // offsets
   NodeLayout node;
   int32_t nodes_per_list;
   int64_t size;  // a multiple of kWorkspaceAlignment / 4
@@ -49,7 +49,7 @@ MLAVERIFY_HD int32_t cpu_tile_rows(const Problem &p) {
 
 MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   const VerifyConfig c = cpu_config();
-  const int32_t rows = cpu_tile_rows(p);
+  const int32_t rows = cpu_tile_rows(p), padded_rows = round_up(rows, 16);  // whole vectors, of whatever width
   // More keys than the block table holds are refused, so they bound the chunks.
   const int64_t max_chunks = num_chunks(table_keys(p), c.split_align);
   CpuThreadLayout l{};
@@ -58,10 +58,12 @@ MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   l.node = node_layout(rows, p.v_dim);
   l.nodes_per_list = max_waiting_nodes(max_chunks);
   l.q = 0;
-  l.q_norms = l.q + static_cast<int64_t>(rows) * l.q_ld;
-  l.kv = l.q_norms + round_up(rows, 16);
-  l.scores = l.kv + static_cast<int64_t>(c.block_n) * l.kv_ld;
-  l.nodes = l.scores + static_cast<int64_t>(rows) * l.scores_ld;
+  l.q_norms = l.q + static_cast<int64_t>(padded_rows) * l.q_ld;
+  l.kv = l.q_norms + padded_rows;
+  l.squares = l.kv + static_cast<int64_t>(c.block_n) * l.kv_ld;
+  l.key_scores = l.squares + static_cast<int64_t>(c.block_n) * 16;
+  l.scores = l.key_scores + static_cast<int64_t>(c.block_n) * padded_rows;
+  l.nodes = l.scores + static_cast<int64_t>(padded_rows) * l.scores_ld;
   l.size = round_up<int64_t>(l.nodes + 2 * l.nodes_per_list * l.node.size, kWorkspaceAlignment / 4);
   return l;
 }
@@ -110,6 +112,6 @@ MLAVERIFY_HD int64_t gpu_part_slots(int64_t row_tiles_of_all, int32_t blocks, in
 // Bytes of the table of cut tiles (schedule.h; 16 bytes a share), which lies first.
 MLAVERIFY_HD int64_t gpu_cuts_bytes(int32_t blocks) { return round_up<int64_t>(int64_t{16} * blocks, kWorkspaceAlignment); }
 
-static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 16);
+static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 48);
 
 }  // namespace mlaverify::rules
