@@ -27,7 +27,7 @@ struct Node {
 struct Scratch {
   float *q;           // [qk_dim, rows in whole vectors]; or bf16 [rows, q_ld], a row in the first half of each
   float *q_norms;     // [rows]; f32 queries only
-  float *kv;          // [blocks of columns, block_n, columns of a block]
+  float *kv;          // [block_n, kv_ld]: the columns in use of the keys of a tile
   float *squares;     // [block_n, numbers of a vector]; f32 queries only
   float *key_scores;  // [block_n, rows in whole vectors]
   float *scores;      // [rows, scores_ld]

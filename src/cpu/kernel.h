@@ -155,7 +155,6 @@ inline float exp(float x) {
 struct FloatProducts {
   using Operand = Vec;
   static constexpr int32_t keys = 1;
-  static constexpr int value_rows = Vec::value_rows, value_vectors = Vec::value_vectors;
   template <int C, class Keys>
   [[gnu::always_inline]] static void values(const Keys &keys, int32_t k, int32_t /*end*/, int32_t column, Operand (&b)[C]) {
     each<C>([&](auto j) { b[j] = keys.at(k, column + j * Vec::width); });
@@ -169,7 +168,6 @@ struct Bf16Products {
   using Operand = typename V::Bf16Pairs;
   static constexpr int32_t columns = 2 * V::width, keys = 2;
   static constexpr int score_rows = V::pair_rows, score_keys = V::pair_keys;
-  static constexpr int value_rows = V::pair_value_rows, value_vectors = V::pair_value_vectors;
   static Operand query(const float *q, int32_t column) { return Operand::load(reinterpret_cast<const uint16_t *>(q) + column); }
   // A key without a partner before `end` gets zeros for one: what lies there may be NaN.
   template <int C, class Keys>
@@ -226,13 +224,13 @@ struct Bf16Keys {
 template <int V, int K>
 inline void score_block(const float *q, int32_t lanes, const float *kv, int32_t columns, bool add, float *scores,
                         const char *const *ahead, int64_t at, int64_t size) {
-  constexpr int prefetches = K > 16 ? 2 : 1;  // of f32 keys, a prefetch is due every 16 columns of each
+  constexpr int prefetches = K > 16 ? 2 : 1;  // f32 keys have two lines each
   Vec c[K][V];
   each<K>([&](auto k) { each<V>([&](auto v) { c[k][v] = Vec::zero(); }); });
   for (int32_t d = 0; d < columns; ++d) {
     each<prefetches>([&](auto i) {
       const int32_t place = (d * prefetches + i) * (K / prefetches);
-      __builtin_prefetch(ahead[place / kColumns] + at + place % kColumns * size, 0, 2);
+      if (i == 0 || size > 2) __builtin_prefetch(ahead[place / kColumns] + at + place % kColumns * size, 0, 2);
     });
     Vec a[V];
     each<V>([&](auto v) { a[v] = in_register(Vec::load(q + d * lanes + v * Vec::width)); });
@@ -458,7 +456,7 @@ template <class Keys>
 inline void add_columns(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const Keys &keys,
                         const int32_t *visible, int32_t begin, int32_t end, float *acc) {
   using Products = typename Keys::Products;
-  constexpr int R = Products::value_rows, C = Products::value_vectors;
+  constexpr int R = Vec::value_rows, C = Vec::value_vectors;
   const int32_t ld = l.node.acc_ld;
   for (int32_t c = begin; c < end; c += C * Vec::width) {
     with_constant<C>(rules::min(C, rules::ceil_div(end - c, Vec::width)), [&](auto nc) {

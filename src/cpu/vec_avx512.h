@@ -13,9 +13,9 @@ namespace {
 struct Vec {
   static constexpr int width = 16;
   // Register blocks of kernel.h: accumulators, operands and one more are 32 registers.
-  static constexpr int score_accumulators = 24, score_vectors = 4, value_rows = 8, value_vectors = 3;
-  static constexpr int pair_rows = 4, pair_keys = 6, pair_value_rows = 6, pair_value_vectors = 4;
-  static constexpr bool converts_as_it_loads = true;  // two instructions for eight products
+  static constexpr int score_accumulators = 24, score_vectors = 4, value_rows = 6, value_vectors = 4;
+  static constexpr int pair_rows = 4, pair_keys = 6;
+  static constexpr bool converts_as_it_loads = true;  // two instructions for six products
   __m512 v;
 
 #if defined(__AVX512BF16__)
