@@ -3,14 +3,15 @@
 //
 // One chunk of keys, for one row tile:
 //   for each tile of up to 64 keys that some row sees
-//     convert its cached rows to f32 once                  kv     [keys, Lk]   (L2)
-//       or, where that is cheap beside the products, as they are loaded for these: the same bits
-//       or not at all, where products take pairs of bf16 numbers (multiplies_bf16)
-//     scores = q kv^T, rows x keys in registers            scores [rows, keys] (L1)
+//     for each block of columns
+//       convert it to f32                                   kv         [keys, columns] (L1)
+//       key_scores += kv q^T, keys x rows in registers      key_scores [keys, rows]    (L1)
+//     transpose them                                        scores     [rows, keys]    (L1)
 //     f32 queries: scores too large for f32 again in f64
 //     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
-//     acc += weights kv[:, :Lv], rows x vectors in registers
-// Rows of q, kv and acc are padded to whole vectors, those of q and kv with zeros.
+//     acc += weights kv[:, :Lv], rows x vectors in registers; keys are converted a block of columns at a time again, or as they are
+//       loaded where that is cheap beside the products: the same bits
+//   Where products take pairs of bf16 numbers (multiplies_bf16), nothing is converted and scores are rows x keys from the start.
 // Only keys that a row sees enter its softmax and its sum, so what it does not see may hold anything. Every sum runs in an
 // order that depends on the key's or column's position alone: no bit depends on the other rows of the tile or on where a block
 // ends.
@@ -56,7 +57,7 @@ template <int n, class F>
 // Columns that a score sums apart from the others, before these sums are added in order: rounding adds up neither along the width nor
 // along the sums (docs/tolerance.md). And columns of a key tile that are converted at a time: so many stay in L1 while they are used.
 constexpr int32_t kColumns = 32;
-constexpr int32_t kValueColumns = rules::max(kColumns, Vec::value_vectors *Vec::width);
+constexpr int32_t kValueColumns = rules::max<int32_t>(kColumns, Vec::width *int32_t{Vec::value_vectors});
 
 // n numbers (a multiple of 8) from `from` on as f32 to `to`; what is missing in the last vector is set to 0. keep(x): every vector.
 // load(p): a vector from p; load(p, n): its first n lanes, where a vector is wider than rows are multiples of.
