@@ -38,8 +38,10 @@ int started_in_a_region(int callers, int32_t num_threads) {
   for (int i = 0; i < callers; ++i) calls.push_back(make_call(num_threads));
   std::atomic<int> most = 0, failed = 0;
   std::atomic<bool> done = false;
+  std::atomic<int> members = 0;
 #pragma omp parallel num_threads(callers)
-  {}                                                 // starts the region's threads
+  ++members;  // starts the region's threads
+  EXPECT_EQ(members, callers);
   const int before = threads_of_this_process() + 1;  // and the one that counts
   std::thread counts([&] {
     while (!done) most = std::max(most.load(), threads_of_this_process());

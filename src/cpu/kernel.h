@@ -191,7 +191,7 @@ struct Bf16Products {
   }
 };
 
-// Where the rows of a key tile are in the cache.
+// Where the rows of a key tile are in the cache. Behind the last, if there is one, it is repeated, for prefetches of a whole tile.
 struct KeyRows {
   int32_t count;
   const char *row[kTileKeys];
@@ -299,6 +299,7 @@ inline void find_keys(const Problem &p, int32_t request, rules::KeyRange keys, K
     for (int64_t i = 0; i < run; ++i, ++key) found->row[found->count++] = static_cast<const char *>(p.kv) + at + i * step;
     slot = {slot.entry + 1, 0};
   }
+  for (int32_t k = found->count; k > 0 && k < kTileKeys; ++k) found->row[k] = found->row[k - 1];
 }
 
 // Asks for keys begin ... end - 1 of a tile, as far as it has them, to be brought to the L2 cache.
@@ -560,7 +561,7 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
     node.sum[r] = 0;
     for (int32_t c = 0; c < p.v_dim; c += Vec::width) Vec::zero().store(node.acc + r * l.node.acc_ld + c);
   }
-  KeyRows found{}, next{};
+  KeyRows found, next;
   find_keys(p, tile.request, {keys.begin, rules::min<int64_t>(keys.begin + kTileKeys, keys.end)}, &next);
   for (int64_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
     const rules::KeyRange part = {begin, rules::min<int64_t>(begin + kTileKeys, keys.end)};
@@ -569,7 +570,7 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
     find_keys(p, tile.request, {part.end, rules::min<int64_t>(part.end + kTileKeys, tile.keys)}, &next);
     const int32_t count = found.count;
     if (refined) std::memset(s.squares, 0, sizeof(float) * Vec::width * kTileKeys);
-    scores_of(p, s, l, tile.rows, found, next);
+    scores_of(p, s, l, tile.rows, found, next.count > 0 ? next : found);
     float kv_norms[kTileKeys], kv_largest[kTileKeys], low[kTileKeys];
     for (int32_t k = 0; refined && k < count; ++k) {
       kv_norms[k] = norm_bound(s.squares + k * Vec::width);
