@@ -72,7 +72,7 @@ inline void make_key_tiles(const Problem &p, const Scratch &s, const rules::CpuT
     find_keys(p, request, {keys.begin + first, rules::min<int64_t>(keys.begin + first + kTileKeys, keys.end)}, &found);
     Scratch here = s;
     here.kv += first * l.kv_bf16_ld;
-    convert_keys(p, here, l, &found);
+    make_bf16_keys(p, here, l, &found);
     std::memcpy(made->row + first, found.row, sizeof(char *) * static_cast<std::size_t>(found.count));
   }
   const int32_t end = rules::round_up(count, kGroup);
@@ -152,16 +152,16 @@ inline void softmax_rows(float *scores, int32_t groups, const int32_t *visible, 
   // All scores -inf: weights 0, not NaN.
   const Vec reference = {_mm512_mask_mov_ps(now.v, _mm512_cmpeq_ps_mask(now.v, nothing.v), _mm512_setzero_ps())};
   for (int32_t g = 0; g < groups; ++g) {
-    __m512i pairs[kSide];
+    Vec pairs[kSide];
     for (int32_t i = 0; i < kSide; ++i) {
       const int32_t k = g * kGroup + 2 * i;
       const Vec a = exp(score(k) - reference), b = exp(score(k + 1) - reference);
       total[0] = total[0] + a;
       total[1] = total[1] + b;
-      pairs[i] = rounded_pairs(a, b);
+      pairs[i].v = _mm512_castsi512_ps(rounded_pairs(a, b));
     }
     transpose(pairs);
-    for (int32_t i = 0; i < kSide; ++i) _mm512_storeu_si512(scores + g * kTile + i * kSide, pairs[i]);
+    for (int32_t i = 0; i < kSide; ++i) pairs[i].store(scores + g * kTile + i * kSide);
   }
   const Vec smaller = exp(before - reference);
   smaller.store(shrink);
@@ -309,8 +309,7 @@ void load_query_tiles(const Problem &p, const rules::CpuThreadLayout &l, const R
   for (int32_t b = 0; b < t.blocks; ++b) {
     const uint16_t *row[kSide] = {};
     for (int32_t i = 0; i < rules::min(kSide, tile.rows - b * kSide); ++i) {
-      const rules::Row r = rules::unpack_row(tile.first_row + b * kSide + i, p.num_heads);
-      row[i] = static_cast<const uint16_t *>(p.q) + rules::q_offset(p, tile.request, r);
+      row[i] = static_cast<const uint16_t *>(p.q) + query_offset(p, tile, b * kSide + i);
     }
     pack_rows(row, p.qk_dim, t.queries(b));
   }

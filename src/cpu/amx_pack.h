@@ -10,43 +10,15 @@ constexpr int32_t kSide = 16;             // rows of a tile; a row has 64 bytes
 constexpr int32_t kGroup = 32;            // bf16 numbers in a row of a tile: what a product sums
 constexpr int32_t kTile = kSide * kSide;  // 4-byte numbers, or pairs of bf16, of a tile
 
-// Of 16 x 16 numbers of 4 bytes.
-inline void transpose(__m512i (&x)[kSide]) {
-  __m512i y[kSide];
-#pragma GCC unroll 8
-  for (int i = 0; i < kSide; i += 2) {
-    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < kSide; i += 4) {  // x[i + j]: column 4 q + j of rows i ... i + 3, in each quarter q
-    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int j = 0; j < kSide / 4; ++j) {  // quarters of four vectors as a matrix of 4 x 4
-    const __m512i a = _mm512_shuffle_i32x4(x[j], x[4 + j], 0x44), b = _mm512_shuffle_i32x4(x[j], x[4 + j], 0xee);
-    const __m512i c = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0x44), d = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0xee);
-    y[j] = _mm512_shuffle_i32x4(a, c, 0x88);
-    y[4 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
-    y[8 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
-    y[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kSide; ++i) x[i] = y[i];
-}
-
 // 16 rows of `width` numbers as B, width / 32 tiles; a null row is zeros.
 inline void pack_rows(const uint16_t *const (&row)[kSide], int32_t width, uint32_t *to) {
   for (int32_t d = 0; d < width; d += kGroup, to += kTile) {
-    __m512i x[kSide];
+    Vec x[kSide];  // a pair in each lane
 #pragma GCC unroll 16
-    for (int r = 0; r < kSide; ++r) x[r] = row[r] != nullptr ? _mm512_loadu_si512(row[r] + d) : _mm512_setzero_si512();
+    for (int r = 0; r < kSide; ++r) x[r] = row[r] != nullptr ? Vec{_mm512_loadu_ps(row[r] + d)} : Vec::zero();
     transpose(x);
 #pragma GCC unroll 16
-    for (int i = 0; i < kSide; ++i) _mm512_storeu_si512(to + i * kSide, x[i]);
+    for (int i = 0; i < kSide; ++i) _mm512_storeu_ps(to + i * kSide, x[i].v);
   }
 }
 

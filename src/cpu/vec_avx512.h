@@ -28,8 +28,9 @@ constexpr Fp8AsBf16 kE4m3AsBf16(DType::f8_e4m3), kE5m2AsBf16(DType::f8_e5m2);
 struct Vec {
   static constexpr int width = 16;
   // Register blocks of kernel.h: accumulators, operands and one more are 32 registers.
-  static constexpr int score_rows = 4, score_keys = 6, value_rows = 6, value_vectors = 4;
-  static constexpr bool converts_as_it_loads = true;  // two instructions for four or six products
+  static constexpr int score_accumulators = 24, score_vectors = 4, value_rows = 6, value_vectors = 4;
+  static constexpr int pair_rows = 4, pair_keys = 6;
+  static constexpr bool converts_as_it_loads = true;  // two instructions for six products
   __m512 v;
 
 #if defined(__AVX512BF16__)
@@ -174,6 +175,31 @@ inline __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
 template <int n>
 inline void sums(const Vec (&a)[n], float *out) {
   store_sums<n>([&](int i, int j, int k, int l) { return four_sums(a[i].v, a[j].v, a[k].v, a[l].v); }, out);
+}
+inline void transpose(Vec (&a)[16]) {
+  const auto low = [](__m512 x, __m512 y) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+  };
+  const auto high = [](__m512 x, __m512 y) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+  };
+  __m512 t[16];
+  for (int i = 0; i < 16; i += 4) {  // four rows in four lanes, of each quarter
+    const __m512 x = _mm512_unpacklo_ps(a[i].v, a[i + 1].v), y = _mm512_unpacklo_ps(a[i + 2].v, a[i + 3].v);
+    const __m512 z = _mm512_unpackhi_ps(a[i].v, a[i + 1].v), w = _mm512_unpackhi_ps(a[i + 2].v, a[i + 3].v);
+    t[i] = low(x, y);
+    t[i + 1] = high(x, y);
+    t[i + 2] = low(z, w);
+    t[i + 3] = high(z, w);
+  }
+  for (int i = 0; i < 4; ++i) {  // the quarters
+    const __m512 x = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x44), y = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x44);
+    const __m512 z = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xee), w = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xee);
+    a[i].v = _mm512_shuffle_f32x4(x, y, 0x88);
+    a[i + 4].v = _mm512_shuffle_f32x4(x, y, 0xdd);
+    a[i + 8].v = _mm512_shuffle_f32x4(z, w, 0x88);
+    a[i + 12].v = _mm512_shuffle_f32x4(z, w, 0xdd);
+  }
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The layout of the workspace, in one place: the size query and the carve-up both come from it. Offsets in floats.
 //
-// CPU: each thread has a region of its own with the query tile and one key tile converted, scores, where bf16 products may be used values
-// packed for them, and two lists of partial results: of the row tile whose first chunks another thread has, and of the one whose
+// CPU: each thread has a region of its own with the query tile, what is converted of a key tile, scores, where bf16 products may be used
+// values packed for them, and two lists of partial results: of the row tile whose first chunks another thread has, and of the one whose
 // last chunks another thread has. It is the same for every instruction set.
 #pragma once
 
@@ -19,7 +19,7 @@ constexpr int64_t kWorkspaceAlignment = 256;  // bytes
 
 // Leading dimension of a row-major f32 tile: an odd number of 64-byte cache lines, so that a column walks through all sets of a
 // set-associative cache (a multiple of 1024 or 2048 bytes would use a few sets only).
-MLAVERIFY_HD int32_t tile_ld(int32_t width) { return (ceil_div(width, 16) | 1) * 16; }
+MLAVERIFY_HD int32_t tile_ld(int32_t width) { return round_up(width, 32) + 16; }
 
 // One partial result: max and sum of each row, then acc.
 struct NodeLayout {
@@ -35,10 +35,13 @@ MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
   return {rows, ld, 0, state, 2 * state, 2 * state + static_cast<int64_t>(rows) * ld};
 }
 
+// Columns of a key tile that the CPU converts for the second product at a time, at most.
+constexpr int32_t kCpuValueColumns = 64;
+
 struct CpuThreadLayout {
   int32_t q_ld, kv_ld, scores_ld;
-  int32_t kv_bf16_ld;                             // of keys as bf16, in floats
-  int64_t q, q_norms, kv, scores, values, nodes;  // offsets
+  int32_t kv_bf16_ld;                                                  // of keys as bf16, in floats
+  int64_t q, q_norms, kv, squares, key_scores, scores, values, nodes;  // offsets
   NodeLayout node;
   int32_t nodes_per_list;
   int64_t size;  // a multiple of kWorkspaceAlignment / 4
@@ -51,8 +54,7 @@ MLAVERIFY_HD int32_t cpu_tile_rows(const Problem &p) {
 
 MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   const VerifyConfig c = cpu_config();
-  const int32_t rows = cpu_tile_rows(p);
-  const int32_t padded_rows = round_up(rows, 16);
+  const int32_t rows = cpu_tile_rows(p), padded_rows = round_up(rows, 16);  // whole vectors, of whatever width
   // More keys than the block table holds are refused, so they bound the chunks.
   const int64_t max_chunks = num_chunks(table_keys(p), c.split_align);
   CpuThreadLayout l{};
@@ -64,8 +66,11 @@ MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   l.q = 0;
   l.q_norms = l.q + static_cast<int64_t>(padded_rows) * l.q_ld;
   l.kv = l.q_norms + padded_rows;
-  const int64_t kv = int64_t{c.block_n} * l.kv_ld, kv_bf16 = bf16_products(p) ? int64_t{kBf16TileKeys} * l.kv_bf16_ld : 0;
-  l.scores = l.kv + max(kv, kv_bf16);
+  const int64_t kv = int64_t{c.block_n} * max(l.kv_ld, kCpuValueColumns);
+  const int64_t kv_bf16 = bf16_products(p) ? int64_t{kBf16TileKeys} * l.kv_bf16_ld : 0;
+  l.squares = l.kv + max(kv, kv_bf16);
+  l.key_scores = l.squares + static_cast<int64_t>(c.block_n) * 16;
+  l.scores = l.key_scores + static_cast<int64_t>(c.block_n) * padded_rows;
   l.values = l.scores + static_cast<int64_t>(padded_rows) * (bf16_products(p) ? kBf16TileKeys : l.scores_ld);
   l.nodes = l.values + (bf16_products(p) ? int64_t{kBf16TileKeys} * (p.v_dim + kBf16Vector) / 2 : 0);
   l.size = round_up<int64_t>(l.nodes + 2 * l.nodes_per_list * l.node.size, kWorkspaceAlignment / 4);
@@ -116,6 +121,6 @@ MLAVERIFY_HD int64_t gpu_part_slots(int64_t row_tiles_of_all, int32_t blocks, in
 // Bytes of the table of cut tiles (schedule.h; 16 bytes a share), which lies first.
 MLAVERIFY_HD int64_t gpu_cuts_bytes(int32_t blocks) { return round_up<int64_t>(int64_t{16} * blocks, kWorkspaceAlignment); }
 
-static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 16);
+static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 48);
 
 }  // namespace mlaverify::rules
