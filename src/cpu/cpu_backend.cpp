@@ -1,4 +1,6 @@
 // The cpu backend: picks the instruction set, sizes the workspace, runs.
+#include <functional>
+
 #include "api/check_values.h"
 #include "api/env.h"
 #include "backends/backend.h"
@@ -12,19 +14,28 @@ namespace {
 
 struct IsaChoice {
   const char *name;
-  const cpu::Isa *isa;       // null: not in this build
-  std::string (*missing)();  // what keeps it from running here; empty: nothing does
+  const cpu::Isa *isa;                   // null: not in this build
+  std::function<std::string()> missing;  // what keeps it from running here; empty: nothing does
 };
+
+#if defined(MLAVERIFY_X86)
+const cpu::Isa &isa_of(cpu::IsaKind kind) {
+  switch (kind) {
+    case cpu::IsaKind::amx_bf16: return cpu::isa_amx_bf16();
+    case cpu::IsaKind::avx512_bf16: return cpu::isa_avx512_bf16();
+    case cpu::IsaKind::avx512: return cpu::isa_avx512();
+    case cpu::IsaKind::avx2: return cpu::isa_avx2();
+  }
+  return cpu::isa_scalar();
+}
+#endif
 
 // Best first.
 std::vector<IsaChoice> isa_choices() {
   std::vector<IsaChoice> list;
 #if defined(MLAVERIFY_X86)
-  using cpu::IsaKind;
-  list.push_back({"amx_bf16", &cpu::isa_amx_bf16(), [] { return cpu::missing_for(IsaKind::amx_bf16); }});
-  list.push_back({"avx512_bf16", &cpu::isa_avx512_bf16(), [] { return cpu::missing_for(IsaKind::avx512_bf16); }});
-  list.push_back({"avx512", &cpu::isa_avx512(), [] { return cpu::missing_for(IsaKind::avx512); }});
-  list.push_back({"avx2", &cpu::isa_avx2(), [] { return cpu::missing_for(IsaKind::avx2); }});
+  for (const cpu::IsaKind kind : cpu::fastest_first(cpu::vendor()))
+    list.push_back({isa_of(kind).name, &isa_of(kind), [kind] { return cpu::missing_for(kind); }});
 #else
   for (const char *name : {"amx_bf16", "avx512_bf16", "avx512", "avx2"})
     list.push_back({name, nullptr, [] { return std::string("an x86-64 build"); }});

@@ -43,6 +43,15 @@ bool may_use_tiles() {
 
 }  // namespace
 
+std::string vendor() {
+  const CpuidRegisters r = cpuid(0);
+  std::string name;
+  for (const unsigned part : {r.ebx, r.edx, r.ecx}) {
+    for (int byte = 0; byte < 4; ++byte) name += static_cast<char>(part >> (8 * byte) & 0xff);
+  }
+  return name;
+}
+
 std::string missing_for(IsaKind kind) {
   std::string missing;
   const auto need = [&](const char *name, bool there) {
