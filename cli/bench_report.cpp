@@ -115,7 +115,9 @@ void print_groups(const std::vector<BenchResult> &results, const Ceilings &now) 
 }
 
 nlohmann::ordered_json ceilings_json(const Ceilings &c) {
-  return {{"bytes_per_second", c.bytes_per_second}, {"flops_per_second", c.flops_per_second}};
+  nlohmann::ordered_json j = {{"bytes_per_second", c.bytes_per_second}, {"flops_per_second", c.flops_per_second}};
+  if (c.bf16_flops_per_second > 0) j["bf16_flops_per_second"] = c.bf16_flops_per_second;
+  return j;
 }
 
 nlohmann::ordered_json sustained_json(const BenchResult &r) {
@@ -191,8 +193,11 @@ void print_bench_setting(const BenchSetting &s) {
                s.ceilings.bytes_per_second / 1e9, s.ceilings.flops_per_second / 1e12, s.product);
   } else {
     fmt::print("{}, {} thread{}, backend {} ({})\n", s.cpu, s.threads, s.threads == 1 ? "" : "s", s.backend, s.detail);
-    fmt::print("measured ceilings: memory read {:.1f} GB/s, f32 multiply-add {:.1f} GFLOP/s\n",
-               s.ceilings.bytes_per_second / 1e9, s.ceilings.flops_per_second / 1e9);
+    fmt::print("measured ceilings: memory read {:.1f} GB/s, f32 multiply-add {:.1f} GFLOP/s", s.ceilings.bytes_per_second / 1e9,
+               s.ceilings.flops_per_second / 1e9);
+    if (s.ceilings.bf16_flops_per_second > 0)
+      fmt::print(", bf16 product {:.1f} GFLOP/s", s.ceilings.bf16_flops_per_second / 1e9);
+    fmt::print("\n");
   }
 }
 
@@ -248,9 +253,13 @@ void print_bench_row(const BenchSetting &s, const BenchResult &r, bool peers) {
 }
 
 void print_end_ceilings(const BenchSetting &s, const Ceilings &end) {
-  fmt::print("ceilings at the end: memory read {:+.0f} %, {} {:+.0f} %\n",
-             (end.bytes_per_second / s.ceilings.bytes_per_second - 1) * 100, s.gpu ? "product" : "multiply-add",
-             (end.flops_per_second / s.ceilings.flops_per_second - 1) * 100);
+  const auto change = [](double now, double before) { return (now / before - 1) * 100; };
+  fmt::print("ceilings at the end: memory read {:+.0f} %, {} {:+.0f} %",
+             change(end.bytes_per_second, s.ceilings.bytes_per_second), s.gpu ? "product" : "multiply-add",
+             change(end.flops_per_second, s.ceilings.flops_per_second));
+  if (s.ceilings.bf16_flops_per_second > 0)
+    fmt::print(", bf16 product {:+.0f} %", change(end.bf16_flops_per_second, s.ceilings.bf16_flops_per_second));
+  fmt::print("\n");
 }
 
 void print_bench_tail(const BenchSetting &s, const std::vector<BenchResult> &results, const Ceilings &end) {

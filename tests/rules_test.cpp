@@ -341,13 +341,19 @@ Problem problem_of(int32_t qlen, int32_t heads, int32_t qk_dim, int32_t v_dim, i
 
 RC_GTEST_PROP(Workspace, SectionsAreApartAndAligned, ()) {
   const int32_t v_dim = 8 * between(1, 128), qk_dim = between(v_dim / 8, 128) * 8;
-  const Problem p = problem_of(between(1, 300), between(1, 300), qk_dim, v_dim, between(1, 5000), between(0, 100000));
+  Problem p = problem_of(between(1, 300), between(1, 300), qk_dim, v_dim, between(1, 5000), between(0, 100000));
+  if (between(0, 1) == 1) p.q_dtype = p.kv_dtype = DType::bf16;
   const CpuThreadLayout l = cpu_thread_layout(p);
   const int32_t rows = cpu_tile_rows(p), keys = cpu_config().block_n;
-  const std::vector<std::pair<int64_t, int64_t>> sections = {{l.q, int64_t{rows} * l.q_ld},
-                                                             {l.kv, int64_t{keys} * l.kv_ld},
-                                                             {l.scores, int64_t{rows} * l.scores_ld},
-                                                             {l.nodes, 2 * l.nodes_per_list * l.node.size}};
+  const int64_t pair_keys = bf16_products(p) ? kBf16TileKeys : 0;
+  const std::vector<std::pair<int64_t, int64_t>> sections = {
+      {l.q, int64_t{round_up(rows, 16)} * l.q_ld},
+      {l.kv, max(int64_t{keys} * max(l.kv_ld, kCpuValueColumns), pair_keys * l.kv_bf16_ld)},
+      {l.squares, int64_t{keys} * 16},
+      {l.key_scores, int64_t{keys} * round_up(rows, 16)},
+      {l.scores, round_up(rows, 16) * max<int64_t>(l.scores_ld, pair_keys)},
+      {l.values, pair_keys * (v_dim + kBf16Vector) / 2},
+      {l.nodes, 2 * l.nodes_per_list * l.node.size}};
   int64_t end = 0;
   for (const auto &[begin, size] : sections) {
     RC_ASSERT(begin >= end);
@@ -358,6 +364,7 @@ RC_GTEST_PROP(Workspace, SectionsAreApartAndAligned, ()) {
   RC_ASSERT(l.size * 4 % kWorkspaceAlignment == 0);
   RC_ASSERT(l.q_ld >= qk_dim);
   RC_ASSERT(l.kv_ld >= qk_dim);
+  RC_ASSERT(2 * l.kv_bf16_ld >= qk_dim);
   RC_ASSERT(l.scores_ld >= keys);
   RC_ASSERT(l.node.acc_ld >= v_dim);
   RC_ASSERT(l.node.sum >= l.node.max + rows);

@@ -1,8 +1,8 @@
 // The layout of the workspace, in one place: the size query and the carve-up both come from it. Offsets in floats.
 //
-// CPU: each thread has a region of its own with the query tile and one key tile converted to f32, a tile of scores, and two
-// lists of partial results: of the row tile whose first chunks another thread has, and of the one whose last chunks another
-// thread has.
+// CPU: each thread has a region of its own with the query tile, what is converted of a key tile, scores, where bf16 products may be used
+// values packed for them, and two lists of partial results: of the row tile whose first chunks another thread has, and of the one whose
+// last chunks another thread has. It is the same for every instruction set.
 #pragma once
 
 #include "rules/config_table.h"
@@ -10,6 +10,7 @@
 #include "rules/merge.h"
 #include "rules/pack.h"
 #include "rules/paging.h"
+#include "rules/products.h"
 #include "rules/schedule.h"
 #include "rules/split.h"
 
@@ -19,7 +20,7 @@ constexpr int64_t kWorkspaceAlignment = 256;  // bytes
 
 // Leading dimension of a row-major f32 tile: an odd number of 64-byte cache lines, so that a column walks through all sets of a
 // set-associative cache (a multiple of 1024 or 2048 bytes would use a few sets only).
-MLAVERIFY_HD int32_t tile_ld(int32_t width) { return (ceil_div(width, 16) | 1) * 16; }
+MLAVERIFY_HD int32_t tile_ld(int32_t width) { return round_up(width, 32) + 16; }
 
 // One partial result: max and sum of each row, then acc.
 struct NodeLayout {
@@ -35,9 +36,13 @@ MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
   return {rows, ld, 0, state, 2 * state, 2 * state + static_cast<int64_t>(rows) * ld};
 }
 
+// Columns of a key tile that the CPU converts for the second product at a time, at most.
+constexpr int32_t kCpuValueColumns = 64;
+
 struct CpuThreadLayout {
   int32_t q_ld, kv_ld, scores_ld;
-  int64_t q, q_norms, kv, scores, nodes;  // offsets
+  int32_t kv_bf16_ld;                                                  // of keys as bf16, in floats
+  int64_t q, q_norms, kv, squares, key_scores, scores, values, nodes;  // offsets
   NodeLayout node;
   int32_t nodes_per_list;
   int64_t size;  // a multiple of kWorkspaceAlignment / 4
@@ -50,19 +55,25 @@ MLAVERIFY_HD int32_t cpu_tile_rows(const Problem &p) {
 
 MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   const VerifyConfig c = cpu_config();
-  const int32_t rows = cpu_tile_rows(p);
+  const int32_t rows = cpu_tile_rows(p), padded_rows = round_up(rows, 16);  // whole vectors, of whatever width
   // More keys than the block table holds are refused, so they bound the chunks.
   const int64_t max_chunks = num_chunks(table_keys(p), c.split_align);
   CpuThreadLayout l{};
   l.q_ld = l.kv_ld = tile_ld(p.qk_dim);
   l.scores_ld = c.block_n;
+  l.kv_bf16_ld = tile_ld(ceil_div(p.qk_dim, 2));
   l.node = node_layout(rows, p.v_dim);
   l.nodes_per_list = max_waiting_nodes(max_chunks);
   l.q = 0;
-  l.q_norms = l.q + static_cast<int64_t>(rows) * l.q_ld;
-  l.kv = l.q_norms + round_up(rows, 16);
-  l.scores = l.kv + static_cast<int64_t>(c.block_n) * l.kv_ld;
-  l.nodes = l.scores + static_cast<int64_t>(rows) * l.scores_ld;
+  l.q_norms = l.q + static_cast<int64_t>(padded_rows) * l.q_ld;
+  l.kv = l.q_norms + padded_rows;
+  const int64_t kv = int64_t{c.block_n} * max(l.kv_ld, kCpuValueColumns);
+  const int64_t kv_bf16 = bf16_products(p) ? int64_t{kBf16TileKeys} * l.kv_bf16_ld : 0;
+  l.squares = l.kv + max(kv, kv_bf16);
+  l.key_scores = l.squares + static_cast<int64_t>(c.block_n) * 16;
+  l.scores = l.key_scores + static_cast<int64_t>(c.block_n) * padded_rows;
+  l.values = l.scores + static_cast<int64_t>(padded_rows) * (bf16_products(p) ? kBf16TileKeys : l.scores_ld);
+  l.nodes = l.values + (bf16_products(p) ? int64_t{kBf16TileKeys} * (p.v_dim + kBf16Vector) / 2 : 0);
   l.size = round_up<int64_t>(l.nodes + 2 * l.nodes_per_list * l.node.size, kWorkspaceAlignment / 4);
   return l;
 }
@@ -124,6 +135,6 @@ MLAVERIFY_HD int64_t gpu_states_bytes(const GpuPartLayout &l, int64_t series) {
 }
 MLAVERIFY_HD int64_t gpu_accs_bytes(const GpuPartLayout &l, int64_t series) { return series * l.pieces * l.acc_size * 16; }
 
-static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 16);
+static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 48);
 
 }  // namespace mlaverify::rules
