@@ -173,10 +173,14 @@ TEST(CudaSplits, ManyPartsAndWideValues) {
 
 // Pages that the copy engine takes and pages that are gathered: the same bits.
 TEST(CudaTiles, EveryPageSizeGivesTheSame) {
-  for (const DType type : {DType::bf16, DType::f16}) {
+  for (const auto &[type, cache] : {std::pair{DType::bf16, DType::bf16},
+                                    {DType::f16, DType::f16},
+                                    {DType::bf16, DType::f8_e4m3},
+                                    {DType::f16, DType::f8_e5m2}}) {
     for (const auto &[lk, lv] : {std::pair{576, 512}, {512, 512}}) {
       TestCase c = deepseek({300, 64, 65, 1, 0, 129, 1000}, 3);
-      c.q_dtype = c.kv_dtype = type;
+      c.q_dtype = type;
+      c.kv_dtype = cache;
       c.lk = lk;
       c.lv = lv;
       TestCall::Bits want;
@@ -184,7 +188,7 @@ TEST(CudaTiles, EveryPageSizeGivesTheSame) {
         SCOPED_TRACE("page size " + std::to_string(page));
         c.page_size = page;
         c.slot_pad = page == 16 ? 16 : 0;
-        c.page_pad = page == 32 ? 24 : 0;
+        c.page_pad = page == 32 ? 48 : 0;
         TestCall host(c);
         DeviceCall device(&host);
         ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();

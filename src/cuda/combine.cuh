@@ -337,7 +337,8 @@ class Combine {
   __device__ __forceinline__ void sum_parts() {
     int slices_log2 = 0;
     while (pieces == 1 && slices_log2 < 3 && job_.parts > 8 << slices_log2) ++slices_log2;
-    const int32_t of_row = rules::ceil_div(p_.v_dim, pieces * kColumns), units = job_.rows * of_row, at_once = kSlices >> slices_log2;
+    const int32_t of_row = rules::ceil_div(p_.v_dim, pieces * kColumns), units = job_.rows * of_row,
+                  at_once = kSlices >> slices_log2;
     bool rehearsal = job_.early;
 #pragma unroll 1
     for (int32_t first = job_.worker * at_once; first < units;) {
@@ -391,7 +392,8 @@ class Combine {
       const int from = round % 4 * 8 + lane_ % 8;
       const rules::SoftmaxState of = round < 4 ? mine[0] : mine[1];
       const float max = __shfl_sync(~0u, of.max, from), sum = __shfl_sync(~0u, of.sum, from);
-      const typename Parts::template Sum<1> s = parts.merge_of_eight(round * 8, lane_ < 8 ? rules::SoftmaxState{max, sum} : kNoKeys);
+      const typename Parts::template Sum<1> s =
+          parts.merge_of_eight(round * 8, lane_ < 8 ? rules::SoftmaxState{max, sum} : kNoKeys);
       state = s.state;
       x = {s.acc[0][0], s.acc[0][1], s.acc[0][2], s.acc[0][3]};
       const int level = waiting.merge(round, rounds, lane_, &state, &x);

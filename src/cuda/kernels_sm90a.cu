@@ -25,9 +25,9 @@ std::vector<TensorKernel> over_fp8() {
 }  // namespace
 
 const std::vector<TensorKernel> &hopper_kernels(DType cache) {
-  static const std::vector<TensorKernel> same = {tensor_kernel<Bf16, 576, 512, DType::bf16>(),
-                                                 tensor_kernel<Bf16, 512, 512, DType::bf16>(),
-                                                 tensor_kernel<F16, 576, 512, DType::f16>(), tensor_kernel<F16, 512, 512, DType::f16>()};
+  static const std::vector<TensorKernel> same = {
+      tensor_kernel<Bf16, 576, 512, DType::bf16>(), tensor_kernel<Bf16, 512, 512, DType::bf16>(),
+      tensor_kernel<F16, 576, 512, DType::f16>(), tensor_kernel<F16, 512, 512, DType::f16>()};
   static const std::vector<TensorKernel> e4m3 = over_fp8<DType::f8_e4m3>(), e5m2 = over_fp8<DType::f8_e5m2>();
   return cache == DType::f8_e4m3 ? e4m3 : cache == DType::f8_e5m2 ? e5m2 : same;
 }

@@ -140,7 +140,10 @@ Plan make_plan(const Target &target, const Problem &p) {
   }
   l.max_cuts = static_cast<int32_t>(rules::num_chunks(std::min<int64_t>(rules::table_keys(p), INT32_MAX), 1 << l.cut_log2));
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
-  l.part = rules::gpu_part_layout(kernel.rows, p.v_dim, l.chunks > 0 ? l.chunks : l.splits > 0 ? l.splits : max_shares,
+  l.part = rules::gpu_part_layout(kernel.rows, p.v_dim,
+                                  l.chunks > 0   ? l.chunks
+                                  : l.splits > 0 ? l.splits
+                                                 : max_shares,
                                   kernel.f16_parts && l.chunks == 0);
   plan.combine = l.chunks > 0          ? target.kernels->combine_chunks
                  : l.part.numbers == 8 ? target.kernels->combine_f16
@@ -150,12 +153,12 @@ Plan make_plan(const Target &target, const Problem &p) {
     plan.series = l.chunks > 0 || l.splits > 0 ? row_groups * l.row_group : 2 * l.row_group;
     int64_t places = 0, bytes = 0;  // shapes of a size query need not fit any memory
     const bool fits = !__builtin_mul_overflow(plan.series, l.part.pieces, &places) &&
-                      !__builtin_mul_overflow(places, l.part.acc_size * int64_t{16} + l.part.rows * int64_t{sizeof(rules::PartState)},
-                                             &bytes) &&
+                      !__builtin_mul_overflow(
+                          places, l.part.acc_size * int64_t{16} + l.part.rows * int64_t{sizeof(rules::PartState)}, &bytes) &&
                       bytes <= INT64_MAX - rules::kWorkspaceAlignment;
-    plan.workspace_bytes =
-        fits ? static_cast<std::size_t>(rules::gpu_states_bytes(l.part, plan.series) + rules::gpu_accs_bytes(l.part, plan.series))
-             : SIZE_MAX;
+    plan.workspace_bytes = fits ? static_cast<std::size_t>(rules::gpu_states_bytes(l.part, plan.series) +
+                                                           rules::gpu_accs_bytes(l.part, plan.series))
+                                : SIZE_MAX;
   }
   return plan;
 }

@@ -92,7 +92,8 @@ class Line {
       }
       const int found = __ffs(beyond) - 1;
       const int32_t n = __shfl_sync(~0u, tiles, found);
-      const int32_t offset = at - (__shfl_sync(~0u, end, found) - n * groups_), row_tile = groups_ > 1 ? rules::quotient_31(offset, n) : 0;
+      const int32_t offset = at - (__shfl_sync(~0u, end, found) - n * groups_),
+                    row_tile = groups_ > 1 ? rules::quotient_31(offset, n) : 0;
       return {first + found, row_tile, offset - row_tile * n};
     }
   }
@@ -216,8 +217,9 @@ class Items {
       const auto key_end = static_cast<int32_t>(rules::min(begin + length, static_cast<uint32_t>(keys)));
       const rules::PartPlace place = l_.chunks > 0 ? piece_place(l_, at.request, row_tile, at.key_tile)
                                                    : rules::share_place(share, at.key_tile == 0, l_.row_group, member);
-      *item = {at.request,  row_tile, key_begin, key_end, place.series, n == tiles ? -1 : place.piece,
-               at.key_tile, first,    at.key_tile + 1 == tiles};
+      *item = {at.request,  row_tile,     key_begin,
+               key_end,     place.series, n == tiles ? -1 : place.piece,
+               at.key_tile, first,        at.key_tile + 1 == tiles};
       return true;
     }
     return false;

@@ -3,8 +3,8 @@
 
 #include "cuda/launch.h"
 #include "cuda/ptx.cuh"
-#include "cuda/widen.cuh"
 #include "cuda/schedule.cuh"
+#include "cuda/widen.cuh"
 #include "rules/config_table.h"
 
 namespace mlaverify::cuda {
@@ -39,7 +39,8 @@ struct Sm90Config {
   // computing groups 0 and 1. These arrive in halves.
   static constexpr int kParts = 3, kArrivals = 5;
   static constexpr int kTileBarriers = kStages * (kArrivals + kParts);
-  static constexpr int kOffsetKept = rules::round_up(kOffsetBarriers + 8 * (kTileBarriers + 8), 16);  // of each copying warp, if they widen
+  static constexpr int kOffsetKept =
+      rules::round_up(kOffsetBarriers + 8 * (kTileBarriers + 8), 16);  // of each copying warp, if they widen
   static constexpr int kSharedBytes = kOffsetKept + (kWidens ? 4 * static_cast<int>(sizeof(Sm90Kept)) : 0);
   static MLAVERIFY_HD int first_block(int part) { return part == 0 ? kValueBlocks : (part - 1) * kGroupBlocks; }
   static MLAVERIFY_HD int blocks(int part) { return part == 0 ? kRopeBlocks : kGroupBlocks; }
@@ -276,7 +277,8 @@ class Sm90Copies {
   // A warp has 16 keys of each tile, which it reads by 16 bytes a lane, in kReads reads of the same order for each tile: the part that is no
   // values, then the values of the owner, then the others. kAhead reads are under way all the time; what they bring is widened and stored
   // as it comes.
-  static constexpr int kRopeReads = 2 * C::kRopeBlocks, kPartReads = 8, kReads = kRopeReads + 2 * kPartReads, kAhead = kReads % 6 == 0 ? 6 : 4;
+  static constexpr int kRopeReads = 2 * C::kRopeBlocks, kPartReads = 8, kReads = kRopeReads + 2 * kPartReads,
+                       kAhead = kReads % 6 == 0 ? 6 : 4;
   static_assert(kReads % kAhead == 0, "a read of each tile has the same registers");
 
   __device__ __forceinline__ Sm90Kept *kept() const {
@@ -305,10 +307,12 @@ class Sm90Copies {
     const bool rope = i < kRopeReads;
     const int group = stage ^ (i - kRopeReads) / kPartReads, k = (i - kRopeReads) % kPartReads * 2;
     const int lane = ptx::lane();
-    const uint32_t to = stage * C::kTileBytes + (rope ? first_chunk(i * 8 + lane / 4, C::kValueBlocks, lane % 4 * 16)
-                                                      : (values_to ^ k % 8 << 4) + group * C::kGroupBlocks * C::kBlockBytes + k * 128);
+    const uint32_t to =
+        stage * C::kTileBytes + (rope ? first_chunk(i * 8 + lane / 4, C::kValueBlocks, lane % 4 * 16)
+                                      : (values_to ^ k % 8 << 4) + group * C::kGroupBlocks * C::kBlockBytes + k * 128);
     const bool turn = lane / 4 % 2 != 0;
-    const uint2 low = {__float_as_uint(bytes.x), __float_as_uint(bytes.y)}, high = {__float_as_uint(bytes.z), __float_as_uint(bytes.w)};
+    const uint2 low = {__float_as_uint(bytes.x), __float_as_uint(bytes.y)},
+                high = {__float_as_uint(bytes.z), __float_as_uint(bytes.w)};
     ptx::store_shared_16(to, widen<typename C::T>(turn ? high : low, C::kCache == DType::f8_e4m3));
     ptx::store_shared_16(to ^ 16, widen<typename C::T>(turn ? low : high, C::kCache == DType::f8_e4m3));
   }

@@ -242,8 +242,8 @@ class Sm80ValueWarp {
         float4 *to = part.fragments(m * 16 + 8 * i, warp() * C::kWarpValues);
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; j += 2) {
-          ptx::store_global_16(to + j / 2 * rules::kAccBlock, acc_[m][j][2 * i], acc_[m][j][2 * i + 1],
-                               acc_[m][j + 1][2 * i], acc_[m][j + 1][2 * i + 1]);
+          ptx::store_global_16(to + j / 2 * rules::kAccBlock, acc_[m][j][2 * i], acc_[m][j][2 * i + 1], acc_[m][j + 1][2 * i],
+                               acc_[m][j + 1][2 * i + 1]);
         }
       }
     }

@@ -6,7 +6,8 @@
 // tile's scores and softmax. Of the values each group has half of the columns, for every tile.
 //
 //   copies, tile t                    a warp for each part of the tile: wait until it is empty, copy by boxes of the copy engine; or all
-//                                     four one part after the other, 16 bytes a thread (cp.async). "full" completes with the copies
+//                                     four one part after the other, 16 bytes a thread (cp.async). "full" completes with the copies.
+//                                     FP8: all four, from the L2 cache by 16 bytes a thread, widened in registers, stored
 //   the owner of tile t, step t
 //     [1] wait for P(t-1) of the other group; rescale O if its reference moved; O += P(t-1) V; values of t-1 empty
 //     [2] S = Q K^T, each half part as it arrives; "part 0 empty" of tile t
@@ -23,7 +24,7 @@
 // The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then rescale nothing.
 //
 // Barriers           kind         arrivals             orders
-//   full[2][5]       mbarrier     1 + bytes, or 128    the copies of a half part before its products
+//   full[2][5]       mbarrier     1 + bytes, or 128    the copies (or stores) of a half part before its products
 //                                 copying
 //   empty[2][3]      mbarrier     4 warps of a group,  the products that read a part before it is overwritten: of part 0 the owner's
 //                                 of each of a pair    scores, of part 1 + g the values of group g
@@ -40,8 +41,9 @@
 //                                                      block over before a block ends
 //
 // Shared memory, in blocks of 64 rows or keys x 64 columns (8 KB, swizzled): Q Lk/64 (results at the end of an item), two tiles Lk/64
-// each, P 1; then references [64], row sums [2][64], items, barriers. 225 KB for Lk 576: one block a multiprocessor.
-// Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16 twice), 72 a copying one.
+// each, P 1; then references [64], row sums [2][64], items, barriers, what copying warps keep. 225 KB for Lk 576: one block a
+// multiprocessor.
+// Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16 twice), 72 a copying one; FP8: 208 and 88.
 #pragma once
 
 #include "cuda/launch.h"
@@ -417,8 +419,7 @@ class Sm90Products {
       float4 *to = part.fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
 #pragma unroll
       for (int j = 0; j < C::kGroupValues / 8; j += 2)
-        to[j / 2 * rules::kAccBlock] = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1], o[4 * j + 4 + 2 * i],
-                                              o[4 * j + 5 + 2 * i]};
+        to[j / 2 * rules::kAccBlock] = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1], o[4 * j + 4 + 2 * i], o[4 * j + 5 + 2 * i]};
     }
   }
 
@@ -432,9 +433,12 @@ class Sm90Products {
       const float factor = __uint_as_float(127 + 127 + 14 - exponent << 23), scale = __uint_as_float(exponent - 14 << 23);
       if (lane_ % 4 == 0) part(item, piece, true).set_state(row_of(i), {max_[i], sum_[i]}, group_, scale);
       float4 *to = part(item, piece, true).fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
-      const auto two = [&](int j) { return __uint_as_float(F16::pack(o[4 * j + 2 * i] * factor, o[4 * j + 1 + 2 * i] * factor)); };
+      const auto two = [&](int j) {
+        return __uint_as_float(F16::pack(o[4 * j + 2 * i] * factor, o[4 * j + 1 + 2 * i] * factor));
+      };
 #pragma unroll
-      for (int j = 0; j < C::kGroupValues / 8; j += 4) to[j / 4 * rules::kAccBlock] = {two(j), two(j + 1), two(j + 2), two(j + 3)};
+      for (int j = 0; j < C::kGroupValues / 8; j += 4)
+        to[j / 4 * rules::kAccBlock] = {two(j), two(j + 1), two(j + 2), two(j + 3)};
     }
   }
 
@@ -443,7 +447,8 @@ class Sm90Products {
   __device__ __forceinline__ uint32_t row_exponent(const float (&o)[128], int i) const {
     float largest = 0.0f;
 #pragma unroll
-    for (int j = 0; j < C::kGroupValues / 8; ++j) largest = fmaxf(largest, fmaxf(fabsf(o[4 * j + 2 * i]), fabsf(o[4 * j + 1 + 2 * i])));
+    for (int j = 0; j < C::kGroupValues / 8; ++j)
+      largest = fmaxf(largest, fmaxf(fabsf(o[4 * j + 2 * i]), fabsf(o[4 * j + 1 + 2 * i])));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
     return max(__float_as_uint(largest) >> 23, 15u);
