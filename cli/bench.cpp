@@ -28,6 +28,7 @@ struct BenchOptions {
   CallOptions call;    // with the backend as asked for
   bool invariant = false;
   bool sustained = false;
+  bool host_overhead = false;
   std::string first_call;   // "warm" or "cold": only this; empty: time all shapes
   bool properties = false;  // only these
   bool strict = false;
@@ -71,12 +72,14 @@ bool measure_properties(const BenchOptions &options) {
 void bench(const BenchOptions &options) {
   const std::vector<Shape> shapes = shapes_of(options);
   const mlaverify_backend_info backend = chosen_backend(options.call.backend);
+  if (options.host_overhead) demand_cuda(backend, "--host-overhead", "calls of others compute before they return");
   demand_memory(shapes, backend.backend);
   CallOptions call = options.call;
   call.backend = backend.backend;
   BenchSetting setting = bench_setting(backend, call);
   setting.invariant = options.invariant;
   setting.sustained = options.sustained;
+  setting.host_overhead = options.host_overhead;
   setting.other = options.other;
   const bool peers = setting.gpu && std::any_of(shapes.begin(), shapes.end(),
                                                 [](const Shape &s) { return peer_records().find(shape_line(s)) != nullptr; });
@@ -117,6 +120,7 @@ void add_bench(CLI::App &app, int &exit_code) {
   const std::vector<CLI::Option *> more_times = {
       verb->add_flag("--invariant", options->invariant, "Time the batch-invariant mode too, against the default"),
       verb->add_flag("--sustained", options->sustained, "Time each shape after a second of uninterrupted calls, too"),
+      verb->add_flag("--host-overhead", options->host_overhead, "Time what a call costs the host, too, on a GPU"),
       verb->add_option("--vs", options->other, "Time a program of yours at each shape too (docs/bench.md)")};
   CLI::Option *first_call_only = verb->add_option("--first-call", options->first_call,
                                                   "Only the first call of this process on a GPU, behind a warm-up or not")

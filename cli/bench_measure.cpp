@@ -39,10 +39,11 @@ BenchResult measure_shape(const Shape &shape, const CallOptions &call, const Ben
     step.demand_numbers();
     step.set_flags(call.flags);
   }
+  if (setting.host_overhead) r.on_host = step.time_on_host();
   if (setting.sustained) r.sustained = step.time_sustained();  // last: it leaves the machine hot
   if (!setting.other.empty()) r.other = seconds_of_program(setting.other, shape, setting.threads);
   r.work = work_of(shape);
-  r.floor = floor_seconds(r.work, setting.ceilings);
+  r.floor = floor_seconds(r.work, ceilings_of(shape, setting.ceilings));
   if (on_gpu(call.backend)) r.record = peer_records().find(shape_line(shape));
   return r;
 }

@@ -37,6 +37,7 @@ void measure(const Property &p, const CallOptions &call, BenchSetting setting, M
       const Modes modes = modes_of(s);
       setting.invariant = modes.invariant;
       setting.sustained = modes.sustained;
+      setting.host_overhead = modes.host_overhead;
       m->times[s] = measure_shape(shape, call, setting);
     }
   }

@@ -79,6 +79,7 @@ std::string repeat_options(const BenchSetting &s) {
   if (s.num_kv_splits > 0) text += fmt::format(" --num-kv-splits {}", s.num_kv_splits);
   if (s.invariant) text += " --invariant";
   if (s.sustained) text += " --sustained";
+  if (s.host_overhead) text += " --host-overhead";
   if (!s.other.empty()) text += " --vs " + s.other;
   return text;
 }
@@ -114,7 +115,9 @@ void print_groups(const std::vector<BenchResult> &results, const Ceilings &now) 
 }
 
 nlohmann::ordered_json ceilings_json(const Ceilings &c) {
-  return {{"bytes_per_second", c.bytes_per_second}, {"flops_per_second", c.flops_per_second}};
+  nlohmann::ordered_json j = {{"bytes_per_second", c.bytes_per_second}, {"flops_per_second", c.flops_per_second}};
+  if (c.bf16_flops_per_second > 0) j["bf16_flops_per_second"] = c.bf16_flops_per_second;
+  return j;
 }
 
 nlohmann::ordered_json sustained_json(const BenchResult &r) {
@@ -155,6 +158,9 @@ nlohmann::ordered_json json_of(const BenchResult &r, const Ceilings &now) {
         {"seconds", r.invariant->median}, {"spread", r.invariant->spread}, {"ratio", r.invariant->median / r.time.median}};
   }
   if (r.sustained) j["sustained"] = sustained_json(r);
+  if (r.on_host) {
+    j["host"] = {{"seconds", r.on_host->median}, {"p90_seconds", r.on_host->p90}, {"repetitions", r.on_host->repetitions}};
+  }
   if (r.other) j["other"] = {{"seconds", *r.other}, {"ratio", r.ratio_to_other()}};
   if (r.record != nullptr) {
     j["recorded"] = {{"name", r.record->name},
@@ -187,8 +193,11 @@ void print_bench_setting(const BenchSetting &s) {
                s.ceilings.bytes_per_second / 1e9, s.ceilings.flops_per_second / 1e12, s.product);
   } else {
     fmt::print("{}, {} thread{}, backend {} ({})\n", s.cpu, s.threads, s.threads == 1 ? "" : "s", s.backend, s.detail);
-    fmt::print("measured ceilings: memory read {:.1f} GB/s, f32 multiply-add {:.1f} GFLOP/s\n",
-               s.ceilings.bytes_per_second / 1e9, s.ceilings.flops_per_second / 1e9);
+    fmt::print("measured ceilings: memory read {:.1f} GB/s, f32 multiply-add {:.1f} GFLOP/s", s.ceilings.bytes_per_second / 1e9,
+               s.ceilings.flops_per_second / 1e9);
+    if (s.ceilings.bf16_flops_per_second > 0)
+      fmt::print(", bf16 product {:.1f} GFLOP/s", s.ceilings.bf16_flops_per_second / 1e9);
+    fmt::print("\n");
   }
 }
 
@@ -205,6 +214,7 @@ void print_bench_head(const BenchSetting &s, bool peers) {
   if (s.invariant) fmt::print("  {:>10}  {:>5}", "invariant", "ratio");
   if (s.sustained) fmt::print("  {:>10}  {:>7}  {:>8}  {:>7}", "sustained", "GB/s", s.gpu ? "TFLOP/s" : "GFLOP/s", "× floor");
   if (s.sustained && peers) fmt::print("  {:>9}  {:>5}", "best peer", "ratio");
+  if (s.host_overhead) fmt::print("  {:>7}  {:>6}", "host us", "p90");
   if (!s.other.empty()) fmt::print("  {:>10}  {:>5}", "other", "ratio");
   if (peers)
     fmt::print("  {:>9}  {:>5}  {:>6}  {:>9}  {:>5}  {:<16}", "best peer", "ratio", "scaled", "Triton us", "ratio", "peer");
@@ -230,6 +240,7 @@ void print_bench_row(const BenchSetting &s, const BenchResult &r, bool peers) {
       fmt::print("{:18}", "");
     }
   }
+  if (r.on_host) fmt::print("  {:>7.2f}  {:>6.2f}", r.on_host->median * 1e6, r.on_host->p90 * 1e6);
   if (r.other) fmt::print("  {:>10.{}f}  {:>5.2f}", *r.other / time_unit, s.gpu ? 2 : 4, r.ratio_to_other());
   if (peers && r.record != nullptr) {
     fmt::print("  {:>9.1f}  {:>5.2f}  {:>6.2f}  {:>9.1f}  {:>5.2f}  {:<16}", r.record->best() * 1e6, r.ratio_to_best(),
@@ -242,9 +253,13 @@ void print_bench_row(const BenchSetting &s, const BenchResult &r, bool peers) {
 }
 
 void print_end_ceilings(const BenchSetting &s, const Ceilings &end) {
-  fmt::print("ceilings at the end: memory read {:+.0f} %, {} {:+.0f} %\n",
-             (end.bytes_per_second / s.ceilings.bytes_per_second - 1) * 100, s.gpu ? "product" : "multiply-add",
-             (end.flops_per_second / s.ceilings.flops_per_second - 1) * 100);
+  const auto change = [](double now, double before) { return (now / before - 1) * 100; };
+  fmt::print("ceilings at the end: memory read {:+.0f} %, {} {:+.0f} %",
+             change(end.bytes_per_second, s.ceilings.bytes_per_second), s.gpu ? "product" : "multiply-add",
+             change(end.flops_per_second, s.ceilings.flops_per_second));
+  if (s.ceilings.bf16_flops_per_second > 0)
+    fmt::print(", bf16 product {:+.0f} %", change(end.bf16_flops_per_second, s.ceilings.bf16_flops_per_second));
+  fmt::print("\n");
 }
 
 void print_bench_tail(const BenchSetting &s, const std::vector<BenchResult> &results, const Ceilings &end) {

@@ -20,17 +20,19 @@ struct BenchSetting {
   std::optional<GpuInfo> gpu;  // of the cuda backend
   std::string product;         // there: where the arithmetic ceiling comes from
   int32_t num_kv_splits = 0;
-  bool invariant = false;  // the batch-invariant mode is timed too
-  bool sustained = false;  // calls after a second of others are timed too
-  std::string other;       // another program that is timed too; empty: none
-  Ceilings ceilings;       // before the first shape: those of the floor
+  bool invariant = false;      // the batch-invariant mode is timed too
+  bool sustained = false;      // calls after a second of others are timed too
+  bool host_overhead = false;  // with the cuda backend: what a call costs the host is timed too
+  std::string other;           // another program that is timed too; empty: none
+  Ceilings ceilings;           // before the first shape: those of the floor
 };
 
 struct BenchResult {
   Shape shape;
   Timing time;
   std::optional<Timing> invariant, sustained;
-  std::optional<double> other;  // seconds of the other program
+  std::optional<Timing> on_host;  // calls that only enqueue
+  std::optional<double> other;    // seconds of the other program
   Work work;
   double floor = 0;                    // seconds
   const PeerRecord *record = nullptr;  // null: no peer was timed at this shape, or not on a GPU

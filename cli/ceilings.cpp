@@ -1,15 +1,18 @@
-// What this CPU can do at most: the two measurements behind the floor.
+// What this CPU can do at most: the measurements behind the floor.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
 #include <functional>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "cpu/tile_config.h"
 #include "io/tensor_buffer.h"
 #include "machine.h"
+#include "mlaverify/mlaverify.h"
 #include "work.h"
 
 #if defined(__x86_64__)
@@ -67,7 +70,7 @@ constexpr float kFactor = 0.999f, kTerm = 0.001f;  // keeps the values near 1: n
 
 struct MultiplyAdd {
   float (*run)(int64_t steps);
-  int lanes;
+  int flops;  // of a step
 };
 
 #if defined(__x86_64__)
@@ -96,6 +99,36 @@ __attribute__((target("avx512f"))) float multiply_add_avx512(int64_t steps) {
   return _mm512_cvtss_f32(x[0]);
 }
 
+// The same chains of AVX512-BF16's sum of two products a lane.
+__attribute__((target("avx512f,avx512bf16"))) float multiply_bf16_avx512(int64_t steps) {
+  const __m512i half = _mm512_set1_epi16(0x3f00);
+  __m512 x[kChains];
+  for (int i = 0; i < kChains; ++i) x[i] = _mm512_set1_ps(static_cast<float>(i));
+  for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i)
+      x[i] = _mm512_dpbf16_ps(x[i], reinterpret_cast<__m512bh>(half), reinterpret_cast<__m512bh>(half));
+  }
+  for (int i = 1; i < kChains; ++i) x[0] = _mm512_add_ps(x[0], x[i]);
+  return _mm512_cvtss_f32(x[0]);
+}
+
+// Four accumulators and four operands of AMX, as the cpu backend uses them, products of zeros. It has asked for the permission.
+constexpr int kTileProducts = 4;
+__attribute__((target("amx-tile,amx-bf16"))) float multiply_bf16_amx(int64_t steps) {
+  _tile_loadconfig(&cpu::kTileConfig);
+  for (int64_t s = 0; s < steps; ++s) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  alignas(64) float result[256];
+  _tile_stored(0, result, 64);
+  _tile_release();
+  return result[0];
+}
+
 #endif
 
 // Four lanes as the compiler makes them for the base instruction set: separate multiply and add where that has no fused one.
@@ -117,14 +150,35 @@ float multiply_add_portable(int64_t steps) {
 
 MultiplyAdd widest_multiply_add() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return {multiply_add_avx512, 16};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {multiply_add_avx2, 8};
+  if (__builtin_cpu_supports("avx512f")) return {multiply_add_avx512, 2 * 16 * kChains};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {multiply_add_avx2, 2 * 8 * kChains};
 #endif
-  return {multiply_add_portable, 4};
+  return {multiply_add_portable, 2 * 4 * kChains};
 }
 
-double measure_flops_per_second(int threads) {
-  const MultiplyAdd multiply_add = widest_multiply_add();
+// The instruction set that the cpu backend runs with here.
+std::string cpu_isa() {
+  mlaverify_backend_info info = {};
+  info.size = sizeof(info);
+  for (int32_t i = 0; i < mlaverify_backend_count(); ++i) {
+    if (mlaverify_get_backend_info(i, &info) == MLAVERIFY_OK && info.backend == MLAVERIFY_BACKEND_CPU && info.available != 0)
+      return info.detail;
+  }
+  return "";
+}
+
+// Null where it has no products of bf16 numbers.
+MultiplyAdd bf16_product() {
+#if defined(__x86_64__)
+  const std::string isa = cpu_isa();
+  if (isa == "amx_bf16") return {multiply_bf16_amx, 2 * 16 * 16 * 32 * kTileProducts};
+  if (isa == "avx512_bf16") return {multiply_bf16_avx512, 2 * 32 * kChains};
+#endif
+  return {nullptr, 0};
+}
+
+double measure_flops_per_second(const MultiplyAdd &multiply_add, int threads) {
+  if (multiply_add.run == nullptr) return 0;
   std::atomic<float> sink(0);  // the compiler must not find the result unused
   const auto steps_on_all = [&](int64_t steps) {
     return [&sink, &multiply_add, steps](int, int) { sink.store(multiply_add.run(steps)); };
@@ -133,8 +187,8 @@ double measure_flops_per_second(int threads) {
   constexpr double round_seconds = 0.002;
   const double probe = best_of(20, threads, steps_on_all(probe_steps));
   const int64_t steps = std::max<int64_t>(1, static_cast<int64_t>(round_seconds / probe * probe_steps));
-  const double flops = 2.0 * multiply_add.lanes * kChains * static_cast<double>(steps) * threads;
-  return flops / best_of(80, threads, steps_on_all(steps));
+  return static_cast<double>(multiply_add.flops) * static_cast<double>(steps) * threads /
+         best_of(80, threads, steps_on_all(steps));
 }
 
 // ---- Memory: all threads read a buffer that no cache holds, a slice of it a round, each thread its own part of the slice.
@@ -163,7 +217,8 @@ double measure_bytes_per_second(int threads) {
 
 Ceilings measure_cpu_ceilings(int threads) {
   Ceilings ceilings;
-  ceilings.flops_per_second = measure_flops_per_second(threads);
+  ceilings.flops_per_second = measure_flops_per_second(widest_multiply_add(), threads);
+  ceilings.bf16_flops_per_second = measure_flops_per_second(bf16_product(), threads);
   ceilings.bytes_per_second = measure_bytes_per_second(threads);
   return ceilings;
 }

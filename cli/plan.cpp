@@ -188,10 +188,11 @@ nlohmann::ordered_json make_plan(const PlanOptions &options) {
   j["ceilings"] = nullptr;
   j["floor_seconds"] = nullptr;
   if (!target.ceilings_from.empty()) {
-    j["ceilings"] = {{"bytes_per_second", target.ceilings.bytes_per_second},
-                     {"flops_per_second", target.ceilings.flops_per_second},
+    const Ceilings ceilings = ceilings_of(shape, target.ceilings);
+    j["ceilings"] = {{"bytes_per_second", ceilings.bytes_per_second},
+                     {"flops_per_second", ceilings.flops_per_second},
                      {"from", target.ceilings_from}};
-    j["floor_seconds"] = floor_seconds(work, target.ceilings);
+    j["floor_seconds"] = floor_seconds(work, ceilings);
   }
   return j;
 }

@@ -26,7 +26,7 @@ std::string recorded(const std::string &name) {
   throw std::logic_error("no recorded shape " + name);
 }
 
-constexpr int32_t k1 = 1024, k8 = 8192, k32 = 32768, k128 = 131072;
+constexpr int32_t k1 = 1024, k4 = 4096, k8 = 8192, k32 = 32768, k128 = 131072;
 const char *const kFp8 = "--kv-dtype f8_e4m3";
 
 void add_ratios(std::vector<Property> &all) {
@@ -124,6 +124,11 @@ void add_calls(std::vector<Property> &all) {
   all.push_back({"fills, copies, ... of a call", what, Measure::other_nodes, shapes, 0});
   all.push_back(
       {"loading by a first call", "host time behind a warm-up over that without; " + what, Measure::first_call, shapes, 0.2});
+  all.push_back({"host time of a call",
+                 "16 heads x 4, 1 x 1k; 128 x 1, 32 x 4k; 16 x 4, 256 x 1k; the most",
+                 Measure::host_time,
+                 {shape(16, 4, 1, k1), shape(128, 1, 32, k4), shape(16, 4, 256, k1)},
+                 5.0e-6});
 }
 
 std::vector<Property> make_properties() {
@@ -169,6 +174,7 @@ const MeasureFacts &facts_of(Measure measure) {
       {Measure::invariant_ratio, {"invariant_ratio", "", 1, 3, false, false}},
       {Measure::sustained_rate, {"sustained_rate", "TFLOP/s", 1e12, 1, true, false}},
       {Measure::sustained_peer, {"sustained_peer", "", 1, 3, false, false}},
+      {Measure::host_time, {"host_time", "us", 1e-6, 2, false, false}},
       {Measure::kernels, {"kernels", "", 1, 0, false, true}},
       {Measure::other_nodes, {"other_nodes", "", 1, 0, false, true}},
       {Measure::first_call, {"first_call", "", 1, 3, false, true}}};
@@ -186,6 +192,7 @@ Modes modes_of(const std::string &shape) {
     if (std::find(p.shapes.begin(), p.shapes.end(), shape) == p.shapes.end()) continue;
     modes.invariant = modes.invariant || p.measure == Measure::invariant_ratio;
     modes.sustained = modes.sustained || p.measure == Measure::sustained_rate || p.measure == Measure::sustained_peer;
+    modes.host_overhead = modes.host_overhead || p.measure == Measure::host_time;
   }
   return modes;
 }
@@ -195,6 +202,7 @@ const Timing &timing_of(Measure measure, const BenchResult &result) {
     case Measure::invariant_ratio: return *result.invariant;
     case Measure::sustained_rate:
     case Measure::sustained_peer: return *result.sustained;
+    case Measure::host_time: return *result.on_host;
     default: return result.time;
   }
 }
@@ -217,6 +225,11 @@ double value_of(const Property &p, const Measurements &m) {
     case Measure::invariant_ratio: return at(0).invariant->median / at(0).time.median;
     case Measure::sustained_rate: return at(0).work.flops / at(0).sustained->median;
     case Measure::sustained_peer: return at(0).ratio_to_sustained_peer().value();
+    case Measure::host_time: {
+      double most = 0;
+      for (std::size_t i = 0; i < p.shapes.size(); ++i) most = std::max(most, at(i).on_host->median);
+      return most;
+    }
     case Measure::kernels:
       return largest(p, m, [](const FirstCalls &c) {
         return c.warm ? static_cast<double>(c.warm->kernel_nodes) : std::numeric_limits<double>::quiet_NaN();

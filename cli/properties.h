@@ -21,6 +21,7 @@ enum class Measure {
   invariant_ratio,  // time in the batch-invariant mode over that of the default
   sustained_rate,   // operations per second, sustained
   sustained_peer,   // sustained time over the best recorded peer's
+  host_time,        // of calls that only enqueue; the most of all shapes
   kernels,          // launched by a call; the most of all shapes
   other_nodes,      // copies, fills, ... in the graph of a call; the most of all shapes
   first_call,       // what only the first call behind a warm-up takes, over that without one; the most of all shapes
@@ -59,7 +60,7 @@ struct Measurements {
 
 // What has to be timed at a shape besides the default, for all properties together.
 struct Modes {
-  bool invariant = false, sustained = false;
+  bool invariant = false, sustained = false, host_overhead = false;
 };
 Modes modes_of(const std::string &shape);
 

@@ -58,6 +58,7 @@ nlohmann::ordered_json shape_json(const Property &p, const std::string &shape, c
   j["seconds"] = r.time.median;
   if (r.invariant) j["invariant_seconds"] = r.invariant->median;
   if (r.sustained) j["sustained_seconds"] = r.sustained->median;
+  if (r.on_host) j["host_seconds"] = r.on_host->median;
   j["floor_seconds"] = r.floor;
   return j;
 }

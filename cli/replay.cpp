@@ -264,7 +264,7 @@ int replay(Options &options) {
 
   Server server(serve, trace);
   const Scheduler &scheduler = server.scheduler();
-  const Ceilings ceilings = measure_cpu_ceilings(serve.num_threads);
+  const Ceilings ceilings = ceilings_of(serve.shape, measure_cpu_ceilings(serve.num_threads));
   {
     Progress progress;
     StepReport report;

@@ -193,6 +193,21 @@ Timing TimedStep::time_sustained() {
   return time_replays({replay}, 0, 31)[0];
 }
 
+Timing TimedStep::time_on_host() {
+  // Few calls at a time: where the queue of launches is full, a launch waits for the device.
+  constexpr std::size_t at_a_time = 20, times = 15;
+  warm_up();
+  for (std::size_t i = 0; i < at_a_time; ++i) call();
+  stream_->synchronize();
+  std::vector<double> seconds;
+  seconds.reserve(times * at_a_time);
+  while (seconds.size() < times * at_a_time) {
+    for (std::size_t i = 0; i < at_a_time; ++i) seconds.push_back(seconds_of([this] { call(); }));
+    stream_->synchronize();
+  }
+  return summarize(std::move(seconds));
+}
+
 TimedStep::Replay TimedStep::capture(std::size_t rounds) {
   const std::size_t calls = rounds * table_data_.size();
   next_ = 0;

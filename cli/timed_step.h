@@ -53,6 +53,9 @@ class TimedStep {
   // The same after kSustainedSeconds of nothing else.
   Timing time_sustained();
 
+  // On a device only. What a call costs the host, by its clock: each call only enqueues its work. Throws Failure.
+  Timing time_on_host();
+
   // On a device only. Makes the library load what calls like this one need.
   void warm_up();
 

@@ -38,6 +38,7 @@ Timing summarize(std::vector<double> seconds) {
   t.median = quantile(seconds, 0.5);
   t.spread = t.median > 0 ? (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / t.median : 0;
   t.repetitions = static_cast<int>(seconds.size());
+  t.p90 = quantile(seconds, 0.9);
   return t;
 }
 

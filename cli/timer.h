@@ -10,6 +10,7 @@ struct Timing {
   double median = 0;  // seconds
   double spread = 0;  // distance between the quartiles, as a fraction of the median: half of the repetitions lie within it
   int repetitions = 0;
+  double p90 = 0;  // seconds: nine of ten repetitions take no longer
 };
 
 // By this machine's clock.

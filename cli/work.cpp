@@ -4,6 +4,7 @@
 
 #include "rules/mask.h"
 #include "rules/number.h"
+#include "rules/products.h"
 
 namespace mlaverify::cli {
 
@@ -26,6 +27,13 @@ Work work_of(const Shape &shape) {
   work.bytes = keys * shape.qk_dim * rules::dtype_bytes(shape.kv_dtype) + rows * dims * rules::dtype_bytes(shape.q_dtype);
   work.flops = 2 * dims * shape.num_heads * visible;
   return work;
+}
+
+Ceilings ceilings_of(const Shape &shape, const Ceilings &machine) {
+  Ceilings c = machine;
+  if (c.bf16_flops_per_second > 0 && rules::bf16_products(shape.q_dtype, shape.kv_dtype, shape.qk_dim, shape.v_dim))
+    c.flops_per_second = c.bf16_flops_per_second;
+  return c;
 }
 
 double floor_seconds(const Work &work, const Ceilings &ceilings) {

@@ -29,13 +29,17 @@ Work work_of(const Shape &shape);
 
 struct Ceilings {
   double bytes_per_second = 0;
-  double flops_per_second = 0;
+  double flops_per_second = 0;       // CPU: f32 multiply-adds
+  double bf16_flops_per_second = 0;  // CPU: products of bf16 numbers, where the cpu backend has them; 0 elsewhere
 };
+
+// Those of a shape: where bf16 products compute it, flops_per_second is theirs.
+Ceilings ceilings_of(const Shape &shape, const Ceilings &machine);
 
 // max(bytes / bandwidth, flops / arithmetic), seconds.
 double floor_seconds(const Work &work, const Ceilings &ceilings);
 
-// Measures memory read bandwidth and the f32 multiply-add rate of this CPU with `threads` threads (about half a second).
+// Measures memory read bandwidth and the arithmetic of this CPU with `threads` threads (about half a second).
 Ceilings measure_cpu_ceilings(int threads);
 
 }  // namespace mlaverify::cli

@@ -19,6 +19,7 @@ TEST(Fp8, Scales) {
       for (const DType q : {DType::bf16, DType::f16, DType::f32}) {
         TestCase c;
         c.lens = {70, 3, 0};
+        c.lk = c.lv = 128;
         c.q_dtype = q;
         c.kv_dtype = type;
         c.kv_sigma = 4;
@@ -83,11 +84,15 @@ TEST(Fp8, TheScaleOfOtherCachesIsIgnored) {
 TEST(Types, All) {
   for (const DType q : {DType::bf16, DType::f16, DType::f32}) {
     for (const DType kv : {DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_e5m2}) {
-      TestCase c;
-      c.lens = {77, 130};
-      c.q_dtype = q;
-      c.kv_dtype = kv;
-      EXPECT_EQ(check(c), "");
+      for (const int32_t lv : {32, 128}) {  // narrower and as wide as bf16 products take
+        TestCase c;
+        c.lens = {77, 130};
+        c.lk = 128;
+        c.lv = lv;
+        c.q_dtype = q;
+        c.kv_dtype = kv;
+        EXPECT_EQ(check(c), "");
+      }
     }
   }
 }
@@ -109,13 +114,17 @@ TEST(Types, Widths) {
 
 class Special : public testing::TestWithParam<DType> {
  protected:
+  // bf16: widths that bf16 products take. A number of a key that is no value.
+  static bool wide() { return GetParam() == DType::bf16; }
+  static int32_t beside_the_value() { return wide() ? 159 : 23; }
+
   // Lengths below, at and beyond a chunk of keys.
   void expect_as_oracle(const std::function<void(TestCall &)> &change) const {
     TestCase c;
     c.lens = {9, 70, 600, 1100};
     c.qlen = 2;
-    c.lk = 24;
-    c.lv = 16;
+    c.lk = wide() ? 160 : 24;
+    c.lv = wide() ? 128 : 16;
     c.q_dtype = GetParam();
     c.kv_dtype = GetParam();
     TestCall call(c);
@@ -146,7 +155,7 @@ TEST_P(Special, Queries) {
 // A key that every row sees, in the first, a middle and the last place; its first number is part of the value, its last not.
 TEST_P(Special, Keys) {
   for (const float value : {kNan, kInf, -kInf}) {
-    for (const int32_t dim : {0, 23}) {
+    for (const int32_t dim : {0, beside_the_value()}) {
       for (const int32_t place : {0, 1, 2}) {
         SCOPED_TRACE(std::to_string(value) + " in number " + std::to_string(dim) + ", place " + std::to_string(place));
         expect_as_oracle([=](TestCall &call) {
@@ -163,9 +172,9 @@ TEST_P(Special, AllScoresMinusInfinity) {
   expect_as_oracle([](TestCall &call) {
     const int32_t lens[] = {9, 70, 600, 1100};
     for (int32_t b = 0; b < 4; ++b) {
-      for (int32_t k = 0; k < lens[b]; ++k) call.set_key(b, k, 23, 1);
+      for (int32_t k = 0; k < lens[b]; ++k) call.set_key(b, k, beside_the_value(), 1);
       for (int32_t t = 0; t < 2; ++t) {
-        for (int32_t h = 0; h < 3; ++h) call.set_query(b, t, h, 23, -kInf);
+        for (int32_t h = 0; h < 3; ++h) call.set_query(b, t, h, beside_the_value(), -kInf);
       }
     }
   });
@@ -174,7 +183,8 @@ TEST_P(Special, AllScoresMinusInfinity) {
 // The first keys have scores -inf, the rest not. Infinite values among them give 0 * inf = NaN (number 0), except where a whole
 // chunk of keys weighs nothing: then what its values are does not show (rules/merge.h).
 TEST_P(Special, SomeScoresMinusInfinity) {
-  for (const auto &[dim, count] : {std::pair{0, 5}, {0, 64}, {23, 5}, {23, 64}, {23, 512}, {23, 590}}) {
+  const int32_t beside = beside_the_value();
+  for (const auto &[dim, count] : {std::pair{0, 5}, {0, 64}, {beside, 5}, {beside, 64}, {beside, 512}, {beside, 590}}) {
     SCOPED_TRACE(std::to_string(count) + " keys, number " + std::to_string(dim));
     expect_as_oracle([dim = dim, count = count](TestCall &call) {
       const int32_t lens[] = {9, 70, 600, 1100};
@@ -198,6 +208,7 @@ TEST(Arithmetic, SharpSoftmax) {
   for (const float sigma : {20.0f, 200.0f}) {
     TestCase c;
     c.lens = {700, 90};
+    c.lk = c.lv = 128;
     c.q_sigma = sigma;
     EXPECT_EQ(check(c), "");
   }
@@ -239,8 +250,8 @@ TEST(Arithmetic, HugeScoresOfF32Queries) {
 
 // Terms of one sign: their rounding does not average out. Keys differ in numbers that are no values.
 TEST(Arithmetic, OneSidedSumsOfF32Queries) {
-  for (const auto &[lk, lv] : {std::pair{1024, 256}, {1024, 8}, {768, 256}, {576, 256}, {576, 512}}) {
-    for (const float bound : {30.0f, 60.0f, 100.0f, 126.0f}) {
+  for (const auto &[lk, lv] : {std::pair{1024, 256}, {1024, 8}, {768, 256}, {576, 8}, {576, 256}, {576, 512}, {320, 8}}) {
+    for (const float bound : {30.0f, 46.0f, 60.0f, 100.0f, 126.0f}) {
       TestCase c;
       c.lens = {300};
       c.qlen = 1;

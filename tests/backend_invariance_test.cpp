@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <thread>
 
@@ -15,8 +16,7 @@ namespace {
 TestCase long_case(std::vector<int32_t> lens) {
   TestCase c;
   c.heads = 1;
-  c.lk = 16;
-  c.lv = 8;
+  c.lk = c.lv = 128;
   c.qlen = 1;
   c.page_size = 16;
   c.lens = std::move(lens);
@@ -129,25 +129,27 @@ TEST(Invariant, ThreadsOfTheCaller) {
 
 // Each head is the call with that head alone.
 TEST(Invariant, HeadCounts) {
-  TestCase c;
-  c.lk = 40;
-  c.lv = 24;
-  c.qlen = 2;
-  c.lens = {75, 5};
-  for (const int32_t heads : {1, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128}) {
-    c.heads = heads;
-    TestCall all(c);
-    ASSERT_EQ(all.run_and_compare(heads), "");
-    TestCase single = c;
-    single.heads = 1;
-    TestCall one(single);
-    for (int32_t h = 0; h < heads; ++h) {
-      for (int32_t row = 0; row < c.rows(); ++row) {
-        std::memcpy(one.query(row / 2, row % 2, 0), all.query(row / 2, row % 2, h), static_cast<std::size_t>(c.lk) * 2);
+  for (const auto &[lk, lv] : {std::pair{40, 24}, {160, 128}}) {
+    TestCase c;
+    c.lk = lk;
+    c.lv = lv;
+    c.qlen = 2;
+    c.lens = {75, 5};
+    for (const int32_t heads : {1, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128}) {
+      c.heads = heads;
+      TestCall all(c);
+      ASSERT_EQ(all.run_and_compare(heads), "");
+      TestCase single = c;
+      single.heads = 1;
+      TestCall one(single);
+      for (int32_t h = 0; h < heads; ++h) {
+        for (int32_t row = 0; row < c.rows(); ++row) {
+          std::memcpy(one.query(row / 2, row % 2, 0), all.query(row / 2, row % 2, h), static_cast<std::size_t>(c.lk) * 2);
+        }
+        ASSERT_EQ(one.run(), "");
+        for (int32_t row = 0; row < c.rows(); ++row)
+          ASSERT_EQ(one.row_bits(row / 2, row % 2, 0), all.row_bits(row / 2, row % 2, h)) << h << " of " << heads;
       }
-      ASSERT_EQ(one.run(), "");
-      for (int32_t row = 0; row < c.rows(); ++row)
-        ASSERT_EQ(one.row_bits(row / 2, row % 2, 0), all.row_bits(row / 2, row % 2, h)) << h << " of " << heads;
     }
   }
 }
@@ -156,6 +158,7 @@ TEST(Invariant, HeadCounts) {
 TEST(Invariant, QueryLengths) {
   TestCase c;
   c.heads = 5;
+  c.lk = c.lv = 128;
   c.lens = {600, 20};
   c.qlen = 40;
   TestCall all(c);
@@ -185,6 +188,34 @@ TEST(Invariant, KeysBeyondTheMask) {
       TestCall longer(c);
       ASSERT_EQ(longer.run(), "");
       EXPECT_EQ(longer.row_bits(0, 0, 0), shorter.row_bits(0, 0, 0)) << n << " + " << more;
+    }
+  }
+}
+
+// Keys that later tokens see hold NaN, in the middle of row tiles too.
+TEST(Invariant, KeysBeyondTheMaskThatAreNoNumbers) {
+  for (const int32_t heads : {1, 3, 16, 20}) {
+    for (const int32_t len : {9, 65, 260, 514}) {
+      TestCase c;
+      c.heads = heads;
+      c.lk = c.lv = 128;
+      c.lens = {len};
+      c.qlen = 4;
+      TestCall call(c);
+      ASSERT_EQ(call.run_and_compare(), "");
+      std::vector<TestCall::Bits> before;
+      for (int32_t t = 0; t < 2; ++t) {
+        for (int32_t h = 0; h < heads; ++h) before.push_back(call.row_bits(0, t, h));
+      }
+      for (const float value : {100.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+        call.fill_key(0, len - 2, value);
+        ASSERT_EQ(call.run_and_compare(), "");
+        std::size_t i = 0;
+        for (int32_t t = 0; t < 2; ++t) {
+          for (int32_t h = 0; h < heads; ++h)
+            ASSERT_EQ(call.row_bits(0, t, h), before[i++]) << heads << " heads, " << len << " keys, " << value;
+        }
+      }
     }
   }
 }

@@ -115,6 +115,7 @@ TEST(Mask, AVerifyStepIsDecodingTokenByToken) {
     for (const int32_t qlen : {2, 5, 8}) {
       TestCase c;
       c.lens = {len};
+      c.lk = c.lv = qlen == 5 ? 48 : 128;
       c.qlen = qlen;
       TestCall all(c);
       ASSERT_EQ(all.run_and_compare(), "");
@@ -204,6 +205,7 @@ TEST(UnusedSlots, NanInfinityAndZeroGiveTheSame) {
   for (const DType type : {DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_e5m2}) {
     TestCase c;
     c.lens = {13};
+    c.lk = c.lv = 128;
     c.qlen = 4;
     c.kv_dtype = type;
     TestCall call(c);

@@ -140,6 +140,7 @@ class Strides : public testing::TestWithParam<DType> {};
 TEST_P(Strides, EveryLayoutGivesTheSame) {
   TestCase plain;
   plain.lens = {9, 14};
+  plain.lk = plain.lv = 128;
   plain.kv_dtype = GetParam();
   plain.q_dtype = rules::is_fp8(GetParam()) ? DType::bf16 : GetParam();
   TestCall reference(plain);
@@ -182,6 +183,7 @@ INSTANTIATE_TEST_SUITE_P(Type, Strides, testing::Values(DType::f32, DType::f16, 
 TEST(Pages, EverySizeGivesTheSame) {
   TestCase c;
   c.lens = {1, 130, 700};
+  c.lk = c.lv = 128;
   std::vector<TestCall::Bits> results;
   for (const int32_t page_size : {1, 2, 3, 5, 7, 16, 48, 63, 64, 65, 100, 256, 511, 512, 513, 1000, 4096}) {
     c.page_size = page_size;
@@ -195,6 +197,7 @@ TEST(Pages, EverySizeGivesTheSame) {
 TEST(Pages, ContiguousAndPermutedGiveTheSame) {
   TestCase c;
   c.lens = {200};
+  c.lk = c.lv = 128;
   TestCall call(c);
   ASSERT_EQ(call.run(), "");
   const TestCall::Bits permuted = call.bits();
@@ -235,8 +238,7 @@ TEST(Pages, CachesMuchLargerAndSmallerThanTheTable) {
 // The size for these shapes serves every length; memory that faults follows it.
 TEST(Workspace, OfTheQueriedSizeServesEveryLength) {
   TestCase c;
-  c.lk = 16;
-  c.lv = 8;
+  c.lk = c.lv = 128;
   c.page_size = 1;
   c.lens = {5000, 3000};
   c.real_lens = {5000, 3000};

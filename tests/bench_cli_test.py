@@ -52,17 +52,18 @@ class BadInput(unittest.TestCase):
 
     def test_properties_have_shapes_of_their_own(self):
         for option in (["--grid", "smoke"], ["--heads", "4"], ["--page-size", "8"], ["--num-kv-splits", "2"], ["--invariant"],
-                       ["--sustained"], ["--vs", "true"], ["--first-call", "warm"]):
+                       ["--sustained"], ["--host-overhead"], ["--vs", "true"], ["--first-call", "warm"]):
             self.refused("--properties", *option, says=["--properties", option[0]])
         self.refused("--strict", *TINY, says=["--strict", "--properties"])
 
     def test_first_call(self):
         self.refused("--first-call", "hot", *TINY, says=["--first-call", "hot", "warm", "cold"])
         self.refused("--first-call", "warm", says=["--first-call", "24 shapes", "should be one"])
-        self.refused("--first-call", "cold", "--sustained", *TINY, says=["--first-call", "--sustained"])
+        for option in ("--sustained", "--host-overhead"):
+            self.refused("--first-call", "cold", option, *TINY, says=["--first-call", option])
 
     def test_what_needs_a_gpu(self):
-        for option in (["--properties"], ["--first-call", "warm", *TINY]):
+        for option in (["--properties"], ["--first-call", "warm", *TINY], ["--host-overhead", *TINY]):
             self.refused(*option, says=[option[0], "the backend is cpu, should be cuda"], code=3, MLAVERIFY_BACKEND="cpu")
             self.refused(*option, "--backend", "cpu", says=["should be cuda"], code=3)
 
@@ -106,7 +107,10 @@ class Runs(unittest.TestCase):
             self.assertGreater(shape[key], 0, key)
         self.assertGreaterEqual(shape["spread"], 0)
         self.assertGreaterEqual(shape["repetitions"], 5)
-        floor = max(shape["bytes"] / peak["bytes_per_second"], shape["flops"] / peak["flops_per_second"])
+        bf16 = shape["dtype"] == "bf16" and shape["kv_dtype"] in ("bf16", "f8_e4m3", "f8_e5m2") and (shape["lk"] | shape["lv"]) % 32 == 0
+        bf16 = bf16 and shape["lv"] >= 128
+        rate = peak.get("bf16_flops_per_second", peak["flops_per_second"]) if bf16 else peak["flops_per_second"]
+        floor = max(shape["bytes"] / peak["bytes_per_second"], shape["flops"] / rate)
         self.assertAlmostEqual(shape["floor_seconds"] / floor, 1, places=9)
         self.assertAlmostEqual(shape["times_floor"] * shape["floor_seconds"] / shape["seconds"], 1, places=9)
 
@@ -184,7 +188,7 @@ class Runs(unittest.TestCase):
         done = bench("--help")
         self.assertEqual(done.returncode, 0, done.repeat)
         for option in ("--grid", "--heads", "--qlen", "--batch", "--seq-len", "--page-size", "--threads", "--invariant", "--sustained",
-                       "--properties", "--strict", "--first-call", "--json"):
+                       "--host-overhead", "--properties", "--strict", "--first-call", "--json"):
             self.assertIn(option, done.stdout)
 
 

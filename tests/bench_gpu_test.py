@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What mlaverify bench tells of calls on a GPU: nodes of their graphs, sustained times. No time is judged. Needs a GPU: label gpu.
+"""What mlaverify bench tells of calls on a GPU: nodes of their graphs, sustained times, host times. No time is judged. Needs a GPU: label gpu.
 
 usage: bench_gpu_test.py PATH_TO_MLAVERIFY
 """
@@ -44,6 +44,15 @@ class Bench(unittest.TestCase):
         shape = json.loads(self.run_bench("--sustained", "--json", *SHAPES[0].split()))["shapes"][0]
         self.assertEqual(shape["sustained"]["repetitions"], 31)
         self.assertGreater(shape["sustained"]["seconds"], 0)
+
+    def test_host_overhead(self):
+        host = json.loads(self.run_bench("--host-overhead", "--json", *SHAPES[0].split()))["shapes"][0]["host"]
+        self.assertGreaterEqual(host["repetitions"], 200)
+        self.assertGreater(host["seconds"], 0)
+        self.assertGreaterEqual(host["p90_seconds"], host["seconds"])
+
+    def test_host_overhead_text(self):
+        self.assertIn("host us     p90", self.run_bench("--host-overhead", *SHAPES[0].split()))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ BenchSetting setting() {
   s.detail = "1 device(s), tuned rows: 3";
   s.gpu = GpuInfo{};
   s.sustained = true;
+  s.host_overhead = true;
   s.ceilings = peer_records().ceilings;
   return s;
 }
 
-// 1.1 x floor in a burst, 1.3 x sustained.
+// 1.1 x floor in a burst, 1.3 x sustained; 3.5 us on the host.
 BenchResult result(const std::string &shape) {
   BenchResult r;
   r.shape = parse_grid(shape, "test").front();
@@ -30,6 +31,7 @@ BenchResult result(const std::string &shape) {
   r.floor = floor_seconds(r.work, setting().ceilings);
   r.time = {1.1 * r.floor, 0.01, 7};
   r.sustained = Timing{1.3 * r.floor, 0.02, 31};
+  r.on_host = Timing{3.5e-6, 0.05, 300, 4.25e-6};
   r.record = peer_records().find(shape);
   return r;
 }
@@ -61,6 +63,32 @@ TEST(BenchReport, Json) {
   EXPECT_EQ(sustained["recorded"]["best_peer"], "FlashMLA");
   EXPECT_EQ(sustained["recorded"]["ratio_to_best_peer"], *r.ratio_to_sustained_peer());
   EXPECT_FALSE(j["shapes"][1]["sustained"].contains("recorded"));
+}
+
+TEST(BenchReport, HostTimesAreThereWhereTheyWereMeasured) {
+  const BenchSetting s = setting();
+  BenchResult without = result(kUnrecorded);
+  without.on_host.reset();
+  const auto j = bench_json(s, {result(kUnrecorded), without}, s.ceilings);
+  const auto &host = j["shapes"][0]["host"];
+  EXPECT_EQ(host["seconds"], 3.5e-6);
+  EXPECT_EQ(host["p90_seconds"], 4.25e-6);
+  EXPECT_EQ(host["repetitions"], 300);
+  EXPECT_FALSE(j["shapes"][1].contains("host"));
+}
+
+TEST(BenchReport, HostTimesHaveColumns) {
+  BenchSetting s = setting();
+  s.sustained = false;
+  BenchResult r = result(kUnrecorded);
+  r.sustained.reset();
+  testing::internal::CaptureStdout();
+  print_bench_head(s, false);
+  print_bench_row(s, r, false);
+  const std::string text = testing::internal::GetCapturedStdout();
+  EXPECT_NE(text.find("--backend cuda --host-overhead\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("  host us     p90  shape\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("     3.50    4.25  --heads"), std::string::npos) << text;
 }
 
 TEST(BenchReport, GroupsStandBesideTheirTargets) {

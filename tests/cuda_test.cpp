@@ -173,10 +173,14 @@ TEST(CudaSplits, ManyPartsAndWideValues) {
 
 // Pages that the copy engine takes and pages that are gathered: the same bits.
 TEST(CudaTiles, EveryPageSizeGivesTheSame) {
-  for (const DType type : {DType::bf16, DType::f16}) {
+  for (const auto &[type, cache] : {std::pair{DType::bf16, DType::bf16},
+                                    {DType::f16, DType::f16},
+                                    {DType::bf16, DType::f8_e4m3},
+                                    {DType::f16, DType::f8_e5m2}}) {
     for (const auto &[lk, lv] : {std::pair{576, 512}, {512, 512}}) {
       TestCase c = deepseek({300, 64, 65, 1, 0, 129, 1000}, 3);
-      c.q_dtype = c.kv_dtype = type;
+      c.q_dtype = type;
+      c.kv_dtype = cache;
       c.lk = lk;
       c.lv = lv;
       TestCall::Bits want;
@@ -184,7 +188,7 @@ TEST(CudaTiles, EveryPageSizeGivesTheSame) {
         SCOPED_TRACE("page size " + std::to_string(page));
         c.page_size = page;
         c.slot_pad = page == 16 ? 16 : 0;
-        c.page_pad = page == 32 ? 24 : 0;
+        c.page_pad = page == 32 ? 48 : 0;
         TestCall host(c);
         DeviceCall device(&host);
         ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
@@ -236,6 +240,33 @@ TEST(CudaTiles, SpecialNumbers) {
       expect_as_oracle([=](TestCall &host) { host.set_query(0, 1, 5, dim, value); });
       expect_as_oracle([=](TestCall &host) { host.set_key(0, 70, dim, value); });
     }
+  }
+}
+
+// Partial results keep numbers of every size: the Hopper kernel scales those of a row to fit f16. `spread`: by how much columns differ.
+TEST(CudaTiles, PartialResultsOfAnySize) {
+  struct Size {
+    int exponent, spread;
+  };
+  for (const Size size : {Size{100, 0}, {-100, 0}, {0, 20}, {90, 20}, {-60, 20}, {-120, 0}}) {
+    SCOPED_TRACE("2^" + std::to_string(size.exponent) + ", spread " + std::to_string(size.spread));
+    const int32_t keys = 1000;
+    TestCase c = deepseek({keys}, 4);
+    c.sm_scale = 0;  // all keys weigh the same, whatever their size
+    TestCall host(c);
+    uint32_t random = 1;
+    for (int32_t key = 0; key < keys; ++key) {
+      for (int32_t dim = 0; dim < c.lk; ++dim) {
+        random = random * 1664525u + 1013904223u;
+        const float x = 1.0f + static_cast<float>(random >> 16) / 65536.0f;
+        host.set_key(0, key, dim, std::ldexp(x, size.exponent + (size.spread > 0 ? dim % size.spread : 0)));
+      }
+    }
+    host.fill_queries(0.0f);
+    DeviceCall device(&host);
+    ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+    ASSERT_EQ(device.fetch(), "");
+    EXPECT_EQ(host.mismatch(), "");
   }
 }
 

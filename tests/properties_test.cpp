@@ -18,7 +18,8 @@ constexpr const char *kA = "--heads 16 --qlen 2 --batch 32 --seq-len 32768";
 constexpr const char *kB = "--heads 16 --qlen 1 --batch 32 --seq-len 32768";
 constexpr const char *kC = "--heads 128 --qlen 1 --batch 128 --seq-len 8192";
 
-// A: 30 us, 1.5 x floor. B: 24 us, 1.2 x floor. C: 400 us in a burst, 511 sustained, 440 batch-invariant.
+// A: 30 us, 1.5 x floor, 3.5 us on the host. B: 24 us, 1.2 x floor, 4.5 us on the host. C: 400 us in a burst, 511 sustained,
+// 440 batch-invariant.
 Measurements measurements() {
   const auto result = [](const char *shape, double us, double floor_us) {
     BenchResult r;
@@ -33,6 +34,8 @@ Measurements measurements() {
   m.times[kA] = result(kA, 30, 20);
   m.times[kB] = result(kB, 24, 20);
   m.times[kC] = result(kC, 400, 367);
+  m.times[kA].on_host = Timing{3.5e-6, 0, 300};
+  m.times[kB].on_host = Timing{4.5e-6, 0, 300};
   m.times[kC].sustained = Timing{511e-6, 0, 31};
   m.times[kC].invariant = Timing{440e-6, 0, 7};
   m.first_calls[kA] = {FirstCall{2, 0, 110e-6, 100e-6}, FirstCall{2, 0, 1100e-6, 100e-6}};
@@ -56,7 +59,7 @@ TEST(Properties, EachIsThereOnceWithTheShapesOfItsMeasure) {
     EXPECT_TRUE(seen.insert(p.name + ": " + p.what).second) << p.name << ": " << p.what;
     const std::set<std::string> different(p.shapes.begin(), p.shapes.end());
     EXPECT_EQ(different.size(), p.shapes.size()) << p.what;
-    if (facts_of(p.measure).in_new_process || p.measure == Measure::time_range) {
+    if (facts_of(p.measure).in_new_process || p.measure == Measure::time_range || p.measure == Measure::host_time) {
       EXPECT_GE(p.shapes.size(), 2u) << p.what;
     } else {
       const bool pair = p.measure == Measure::time_ratio || p.measure == Measure::floor_ratio;
@@ -71,6 +74,7 @@ TEST(Properties, ModesAreThoseThatMeasuresLookAt) {
     const bool sustained = p.measure == Measure::sustained_rate || p.measure == Measure::sustained_peer;
     EXPECT_TRUE(modes.invariant || p.measure != Measure::invariant_ratio) << p.what;
     EXPECT_TRUE(modes.sustained || !sustained) << p.what;
+    EXPECT_TRUE(modes.host_overhead || p.measure != Measure::host_time) << p.what;
     if (p.measure != Measure::sustained_peer) continue;
     const PeerRecord *record = peer_records().find(p.shapes[0]);
     ASSERT_NE(record, nullptr) << p.what;
@@ -78,6 +82,7 @@ TEST(Properties, ModesAreThoseThatMeasuresLookAt) {
   }
   EXPECT_FALSE(modes_of(kA).invariant);
   EXPECT_FALSE(modes_of(kA).sustained);
+  EXPECT_FALSE(modes_of(kA).host_overhead);
 }
 
 // FP8 promises hold from 256k keys on.
@@ -113,6 +118,11 @@ TEST(PropertyValues, ARangeDoesNotDependOnTheOrder) {
   for (const auto &shapes : {std::vector<std::string>{kA, kB, kC}, {kC, kA, kB}, {kB, kC, kA}}) {
     EXPECT_DOUBLE_EQ(value(Measure::time_range, shapes), 400.0 / 24);
   }
+}
+
+TEST(PropertyValues, OfHostTimesAreTheWorst) {
+  EXPECT_DOUBLE_EQ(value(Measure::host_time, {kA, kB}), 4.5e-6);
+  EXPECT_DOUBLE_EQ(value(Measure::host_time, {kB, kA}), 4.5e-6);
 }
 
 TEST(PropertyValues, OfFirstCallsAreTheWorst) {
@@ -154,6 +164,8 @@ TEST(PropertyReport, Rows) {
             "MISSED  571.5 TFLOP/s  at least 720 TFLOP/s  rate: long  (511.0 us)\n");
   EXPECT_EQ(row({"launches", "all", Measure::kernels, {kA, kB}, 2}),
             "ok                  2             at most 2  launches: all\n");
+  EXPECT_EQ(row({"host", "both", Measure::host_time, {kA, kB}, 5e-6}),
+            "ok            4.50 us          at most 5 us  host: both  (3.5, 4.5 us)\n");
   const Property failed = {"launches", "all", Measure::kernels, {kA}, 2};
   EXPECT_EQ(property_row({&failed, std::nan("")}, m), "MISSED         failed             at most 2  launches: all\n");
 }
@@ -167,9 +179,10 @@ TEST(PropertyReport, Json) {
   const Measurements m = measurements();
   const Property invariant = {"mode", "one", Measure::invariant_ratio, {kC}, 1.15};
   const Property launches = {"launches", "all", Measure::kernels, {kB}, 2};
+  const Property host = {"host", "one", Measure::host_time, {kA}, 5e-6};
   const Property failed = {"launches", "none", Measure::kernels, {kA}, 2};
-  const auto j = properties_json({{&invariant, 1.1}, {&launches, 1}, {&failed, std::nan("")}}, m);
-  EXPECT_EQ(j["met"], 2);
+  const auto j = properties_json({{&invariant, 1.1}, {&launches, 1}, {&failed, std::nan("")}, {&host, 3.5e-6}}, m);
+  EXPECT_EQ(j["met"], 3);
   EXPECT_EQ(j["missed"], 1);
   const auto &first = j["properties"][0];
   EXPECT_EQ(first["property"], "mode");
@@ -184,6 +197,7 @@ TEST(PropertyReport, Json) {
   EXPECT_DOUBLE_EQ(first["shapes"][0]["invariant_seconds"].get<double>(), 440e-6);
   EXPECT_DOUBLE_EQ(first["shapes"][0]["sustained_seconds"].get<double>(), 511e-6);
   EXPECT_DOUBLE_EQ(first["shapes"][0]["floor_seconds"].get<double>(), 367e-6);
+  EXPECT_FALSE(first["shapes"][0].contains("host_seconds"));
   const auto &second = j["properties"][1]["shapes"][0];
   EXPECT_EQ(second["kernel_nodes"], 1);
   EXPECT_EQ(second["other_nodes"], 1);
@@ -191,6 +205,8 @@ TEST(PropertyReport, Json) {
   EXPECT_DOUBLE_EQ(second["cold"]["later_seconds"].get<double>(), 100e-6);
   EXPECT_EQ(j["properties"][2]["met"], false);
   EXPECT_NE(j["properties"][2].dump().find("\"value\":null"), std::string::npos);
+  EXPECT_EQ(j["properties"][3]["measure"], "host_time");
+  EXPECT_EQ(j["properties"][3]["shapes"][0]["host_seconds"], 3.5e-6);
 }
 
 TEST(FirstCalls, JsonIsReadBack) {

@@ -22,8 +22,13 @@ TestCase random_case() {
   TestCase c;
   c.heads = one_in(6) ? between(60, 70) : between(1, 9);
   c.qlen = between(1, 6);
-  c.lv = 8 * between(1, 8);
-  c.lk = c.lv + 8 * between(0, 4);
+  if (one_in(2)) {  // widths that bf16 products take
+    c.lv = 32 * between(4, 5);
+    c.lk = c.lv + 32 * between(0, 1);
+  } else {
+    c.lv = 8 * between(1, 8);
+    c.lk = c.lv + 8 * between(0, 4);
+  }
   c.page_size = one_in(4) ? between(1, 600) : between(1, 20);
   c.lens.clear();
   for (int32_t b = between(1, 4); b > 0; --b) c.lens.push_back(random_length());

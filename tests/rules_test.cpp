@@ -341,13 +341,19 @@ Problem problem_of(int32_t qlen, int32_t heads, int32_t qk_dim, int32_t v_dim, i
 
 RC_GTEST_PROP(Workspace, SectionsAreApartAndAligned, ()) {
   const int32_t v_dim = 8 * between(1, 128), qk_dim = between(v_dim / 8, 128) * 8;
-  const Problem p = problem_of(between(1, 300), between(1, 300), qk_dim, v_dim, between(1, 5000), between(0, 100000));
+  Problem p = problem_of(between(1, 300), between(1, 300), qk_dim, v_dim, between(1, 5000), between(0, 100000));
+  if (between(0, 1) == 1) p.q_dtype = p.kv_dtype = DType::bf16;
   const CpuThreadLayout l = cpu_thread_layout(p);
   const int32_t rows = cpu_tile_rows(p), keys = cpu_config().block_n;
-  const std::vector<std::pair<int64_t, int64_t>> sections = {{l.q, int64_t{rows} * l.q_ld},
-                                                             {l.kv, int64_t{keys} * l.kv_ld},
-                                                             {l.scores, int64_t{rows} * l.scores_ld},
-                                                             {l.nodes, 2 * l.nodes_per_list * l.node.size}};
+  const int64_t pair_keys = bf16_products(p) ? kBf16TileKeys : 0;
+  const std::vector<std::pair<int64_t, int64_t>> sections = {
+      {l.q, int64_t{round_up(rows, 16)} * l.q_ld},
+      {l.kv, max(int64_t{keys} * max(l.kv_ld, kCpuValueColumns), pair_keys * l.kv_bf16_ld)},
+      {l.squares, int64_t{keys} * 16},
+      {l.key_scores, int64_t{keys} * round_up(rows, 16)},
+      {l.scores, round_up(rows, 16) * max<int64_t>(l.scores_ld, pair_keys)},
+      {l.values, pair_keys * (v_dim + kBf16Vector) / 2},
+      {l.nodes, 2 * l.nodes_per_list * l.node.size}};
   int64_t end = 0;
   for (const auto &[begin, size] : sections) {
     RC_ASSERT(begin >= end);
@@ -358,6 +364,7 @@ RC_GTEST_PROP(Workspace, SectionsAreApartAndAligned, ()) {
   RC_ASSERT(l.size * 4 % kWorkspaceAlignment == 0);
   RC_ASSERT(l.q_ld >= qk_dim);
   RC_ASSERT(l.kv_ld >= qk_dim);
+  RC_ASSERT(2 * l.kv_bf16_ld >= qk_dim);
   RC_ASSERT(l.scores_ld >= keys);
   RC_ASSERT(l.node.acc_ld >= v_dim);
   RC_ASSERT(l.node.sum >= l.node.max + rows);
@@ -409,6 +416,24 @@ RC_GTEST_PROP(Schedule, ACutTileKnowsItsBorders, ()) {
   RC_ASSERT((borders == 0 || (cut.first_border == first && cut.row_tile == at.row_tile)));
 }
 
+// All borders that cut are among those that may, and no others where jobs and shares are equal and one is a multiple of the other.
+RC_GTEST_PROP(Schedule, BordersThatCutAreFound, ()) {
+  const auto jobs = *rc::gen::inRange<int32_t>(1, 40), tiles = *rc::gen::inRange<int32_t>(0, 60);
+  const int32_t total = jobs * tiles, shares = std::min(*rc::gen::inRange(1, 140), std::max(total, 1));
+  for (const bool equal : {false, true}) {
+    const CuttingBorders borders = cutting_borders(jobs, total, shares, equal);
+    std::set<int32_t> found;
+    for (int32_t i = 0; i < borders.count; ++i) found.insert(borders.at(i));
+    RC_ASSERT(static_cast<int32_t>(found.size()) == borders.count);
+    RC_ASSERT(found.empty() || (*found.begin() >= 1 && *found.rbegin() < shares));
+    for (int32_t s = 1; s < shares; ++s) {
+      const bool cuts = share_begin(total, shares, s) % tiles != 0;
+      if (cuts) RC_ASSERT(found.count(s) == 1);
+      if (borders.of_job > 0 && !cuts) RC_ASSERT(found.count(s) == 0);
+    }
+  }
+}
+
 RC_GTEST_PROP(Schedule, SharesOfEqualJobsCutThemAlike, ()) {
   const auto jobs = *rc::gen::inRange(1, 5000);
   const auto most = *rc::gen::inRange<int32_t>(1, 200);
@@ -447,31 +472,35 @@ TEST(Schedule, TheLineFits31Bits) {
   }
 }
 
-TEST(Schedule, EverySlotOfAPartIsItsOwn) {
+TEST(Schedule, EveryPartOfAShareHasAPlaceOfItsOwn) {
   for (const int32_t group : {1, 2, 3, 4}) {
-    std::set<int64_t> slots;
+    std::set<std::pair<int32_t, int32_t>> places;
     for (int32_t share = 0; share < 33; ++share) {
       for (const bool begins : {false, true}) {
-        for (int32_t member = 0; member < group; ++member) slots.insert(part_slot(share, begins, group, member));
+        for (int32_t member = 0; member < group; ++member) {
+          const PartPlace at = share_place(share, begins, group, member);
+          EXPECT_LT(at.series, 2 * group);
+          EXPECT_EQ(at.piece, share);
+          places.insert({at.series, at.piece});
+        }
       }
     }
-    EXPECT_EQ(slots.size(), 2u * 33 * static_cast<std::size_t>(group));
-    EXPECT_EQ(*slots.begin(), 0);
-    EXPECT_EQ(*slots.rbegin() + 1, gpu_part_slots(1, 33 * group, 0, 0));
+    EXPECT_EQ(places.size(), 2u * 33 * static_cast<std::size_t>(group));
   }
 }
 
-TEST(Schedule, EveryChunkOfARowTileHasItsOwnSlot) {
+TEST(Schedule, EveryRowTileHasASeriesOfPieces) {
   for (const int32_t group : {1, 2, 3, 4}) {
-    std::set<int64_t> slots;
-    for (int64_t of_all = 0; of_all < 6; ++of_all) {
-      for (int32_t chunk = 0; chunk < 5; ++chunk) {
-        for (int32_t member = 0; member < group; ++member) slots.insert(chunk_slot(of_all, 5, chunk, group, member));
+    std::set<int32_t> series;
+    for (int32_t request = 0; request < 6; ++request) {
+      for (int32_t row_tile = 0; row_tile < 5 * group; ++row_tile) {
+        EXPECT_EQ(piece_place(request, 5, group, row_tile, 3).piece, 3);
+        series.insert(piece_place(request, 5, group, row_tile, 3).series);
       }
     }
-    EXPECT_EQ(slots.size(), 6u * 5 * static_cast<std::size_t>(group));
-    EXPECT_EQ(*slots.begin(), 0);
-    EXPECT_EQ(*slots.rbegin() + 1, gpu_part_slots(6 * group, 33, 0, 5));
+    EXPECT_EQ(series.size(), 6u * 5 * static_cast<std::size_t>(group));
+    EXPECT_EQ(*series.begin(), 0);
+    EXPECT_EQ(*series.rbegin(), 6 * 5 * group - 1);
   }
 }
 
@@ -488,22 +517,40 @@ TEST(Schedule, BoxesCoverATileAndStayInAPage) {
 }
 
 TEST(Workspace, EveryNumberOfAPartHasItsOwnPlace) {
-  for (const int32_t rows : {8, 16, 64}) {
+  for (const auto &[rows, f16] : {std::pair{8, false}, {16, false}, {64, false}, {64, true}}) {
     for (const int32_t width : {8, 24, 256, 512}) {
-      const GpuPartLayout l = gpu_part_layout(rows, width);
-      std::set<int64_t> places;
+      const GpuPartLayout l = gpu_part_layout(rows, width, 3, f16);
+      std::set<int32_t> places;
       for (int32_t r = 0; r < rows; ++r) {
-        places.insert({l.max + r, l.sum + r});
         for (int32_t c = 0; c < width; ++c) {
-          places.insert(acc_offset(l, r, c));
-          // Lane r % 8 * 4 + q of a warp has fragments of columns 2 q, 2 q + 1 and, of the next one, the same: its four lie together.
-          const int32_t lane = r % 8 * 4 + c % 8 / 2;
-          EXPECT_EQ(acc_offset(l, r, c), acc_block(l, r, c) + 4 * lane + c % 16 / 8 * 2 + c % 2);
+          const int32_t vector = acc_vector(l, r, c), number = acc_number(l, c);
+          EXPECT_LT(number, l.numbers);
+          places.insert(vector * l.numbers + number);
+          // Lane r % 8 * 4 + q of a warp has columns 2 q and 2 q + 1 of each fragment: those of neighbouring ones lie together.
+          EXPECT_EQ(vector % kAccBlock, r % 8 * 4 + c % 8 / 2);
+          EXPECT_EQ(number % 2, c % 2);
+          if (number >= 2) {
+            EXPECT_EQ(vector, acc_vector(l, r, c - 8));
+          }
         }
       }
-      EXPECT_EQ(places.size(), static_cast<std::size_t>(rows * (width + 2)));
-      EXPECT_LT(*places.rbegin(), l.size);
-      EXPECT_EQ(l.size % 32, 0);
+      EXPECT_EQ(places.size(), static_cast<std::size_t>(rows * width));
+      EXPECT_LT(*places.rbegin(), l.acc_size * l.numbers);
+      EXPECT_EQ(l.acc_size % 32, 0);
+      std::set<int64_t> states, accs;
+      for (int32_t series = 0; series < 4; ++series) {
+        for (int32_t piece = 0; piece < l.pieces; ++piece) {
+          accs.insert(acc_at(l, {series, piece}));
+          for (int32_t r = 0; r < rows; ++r) states.insert(state_offset(l, {series, piece}, r));
+          if (piece > 0) {
+            EXPECT_EQ(state_offset(l, {series, piece}, 1), state_offset(l, {series, piece - 1}, 1) + 1);
+          }
+        }
+      }
+      EXPECT_EQ(states.size(), static_cast<std::size_t>(4 * l.pieces * rows));
+      EXPECT_LE((*states.rbegin() + 1) * 16, gpu_states_bytes(l, 4));
+      EXPECT_EQ(accs.size(), static_cast<std::size_t>(4 * l.pieces));
+      EXPECT_EQ((*accs.rbegin() + l.acc_size) * 16, gpu_accs_bytes(l, 4));
     }
   }
 }

@@ -24,6 +24,12 @@ TEST(Timer, SpreadIsTheDistanceOfTheQuartilesOverTheMedian) {
   EXPECT_DOUBLE_EQ(summarize({0, 0, 0}).spread, 0);
 }
 
+TEST(Timer, NineOfTenTakeNoLongerThanP90) {
+  EXPECT_DOUBLE_EQ(summarize({11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1}).p90, 10);
+  EXPECT_DOUBLE_EQ(summarize({1, 2}).p90, 1.9);
+  EXPECT_DOUBLE_EQ(summarize({7}).p90, 7);
+}
+
 TEST(Timer, CallsAtLeastFiveTimesAfterTheWarmUp) {
   int calls = 0;
   const Timing t = time_calls([&] { ++calls; });

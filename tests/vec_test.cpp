@@ -6,8 +6,10 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/features.h"
 #include "random.h"
 #include "rules/number.h"
+#include "support/bf16_access.h"
 #include "support/vec_access.h"
 
 namespace mlaverify::test {
@@ -54,16 +56,18 @@ void expect_store(void (*store)(const float *, uint16_t *), uint16_t (*from_floa
   }
 }
 
+#if defined(MLAVERIFY_X86)
+void skip_without(cpu::IsaKind kind) {
+  if (const std::string missing = missing_for(kind); !missing.empty()) GTEST_SKIP() << "this machine lacks " << missing;
+}
+#endif
+
 class VecTest : public testing::TestWithParam<const VecAccess *> {
  protected:
   void SetUp() override {
 #if defined(MLAVERIFY_X86)
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (GetParam() == &avx2_vec() && !avx2) GTEST_SKIP() << "this processor lacks AVX2, FMA or F16C";
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (GetParam() == &avx512_vec() && !(avx2 && avx512))
-      GTEST_SKIP() << "this processor lacks AVX-512 F, BW, DQ or VL, AVX2, FMA or F16C";
+    if (GetParam() == &avx2_vec()) skip_without(cpu::IsaKind::avx2);
+    if (GetParam() == &avx512_vec()) skip_without(cpu::IsaKind::avx512);
 #endif
   }
 };
@@ -125,6 +129,171 @@ INSTANTIATE_TEST_SUITE_P(Scalar, VecTest, testing::Values(&scalar_vec()), isa_na
 #if defined(MLAVERIFY_X86)
 INSTANTIATE_TEST_SUITE_P(Avx2, VecTest, testing::Values(&avx2_vec()), isa_name);
 INSTANTIATE_TEST_SUITE_P(Avx512, VecTest, testing::Values(&avx512_vec()), isa_name);
+
+// ---- AVX512-BF16, and the operands of AMX, which it packs --------------------------------------------------------------------
+
+constexpr uint16_t kNanCode = 0x7fc0, kInfCode = 0x7f80;
+
+class Bf16Test : public testing::Test {
+ protected:
+  void SetUp() override { skip_without(cpu::IsaKind::avx512_bf16); }
+  const Bf16Access &b = bf16_access();
+};
+
+// As the rule, but denormals become zeros of their sign.
+TEST_F(Bf16Test, RoundsToNearestEven) {
+  const auto expect = [&](const float(&x)[32]) {
+    uint16_t got[32];
+    b.round(x, got);
+    for (int i = 0; i < 32; ++i) {
+      const uint32_t bits = bits_from_float(x[i]);
+      if (std::isnan(x[i])) {
+        ASSERT_TRUE(std::isnan(rules::bf16_to_float(got[i]))) << bits;
+      } else {
+        ASSERT_EQ(got[i], (bits & 0x7f800000) == 0 ? bits >> 31 << 15 : rules::float_to_bf16(x[i])) << bits;
+      }
+    }
+  };
+  for (uint32_t code = 0; code < 0x10000; ++code) {
+    float x[32];
+    for (uint32_t i = 0; i < 32; ++i) {  // a number, the middle to the next, and what lies beside both
+      const uint32_t at = (code << 16) + (i % 6 < 3 ? 0 : 0x8000);
+      x[(i + code) % 32] = rules::float_from_bits(at + i % 3 - 1);
+    }
+    expect(x);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(Bf16Test, ConvertsEveryFp8Code) {
+  for (const DType type : {DType::f8_e4m3, DType::f8_e5m2}) {
+    for (const int32_t n : {32, 64, 96, 256}) {
+      for (int32_t first = 0; first < 256; first += 7) {
+        std::vector<uint8_t> codes(static_cast<std::size_t>(n));  // exactly, so that a sanitiser sees a read behind
+        for (int32_t i = 0; i < n; ++i) codes[static_cast<std::size_t>(i)] = static_cast<uint8_t>(first + i);
+        std::vector<uint16_t> got(static_cast<std::size_t>(n) + 1, 0x1234);
+        b.fp8_to_bf16(type, codes.data(), n, got.data());
+        for (int32_t i = 0; i < n; ++i) {
+          const float want = rules::load_float(type, codes.data(), i);
+          expect_same(rules::bf16_to_float(got[static_cast<std::size_t>(i)]), want, codes[static_cast<std::size_t>(i)]);
+        }
+        EXPECT_EQ(got.back(), 0x1234);
+      }
+    }
+  }
+}
+
+TEST_F(Bf16Test, PairsNumbersInTheSamePlace) {
+  uint16_t x[32], y[32], first[32], last[32];
+  for (uint16_t i = 0; i < 32; ++i) {
+    x[i] = static_cast<uint16_t>(i % 5 == 0 ? kNanCode + i : 1 + i);
+    y[i] = static_cast<uint16_t>(100 + i);
+  }
+  b.pairs(x, y, first, last);
+  for (int i = 0; i < 16; ++i) {
+    EXPECT_EQ(first[2 * i], x[i]);
+    EXPECT_EQ(first[2 * i + 1], y[i]);
+    EXPECT_EQ(last[2 * i], x[16 + i]);
+    EXPECT_EQ(last[2 * i + 1], y[16 + i]);
+  }
+}
+
+// A key without a partner is paired with zeros, and its weight with 0. NaN stays in its lane.
+TEST_F(Bf16Test, MultipliesPairs) {
+  uint16_t key[32], zeros[32] = {}, keys[32], rest[32], weights[32];
+  float c[16], got[16];
+  for (int i = 0; i < 16; ++i) {
+    key[i] = i == 3 ? kNanCode : i == 5 ? kInfCode : rules::float_to_bf16(static_cast<float>(i));
+    key[16 + i] = 0;
+    weights[2 * i] = rules::float_to_bf16(0.5f);
+    weights[2 * i + 1] = 0;
+    c[i] = 8;
+  }
+  b.pairs(key, zeros, keys, rest);
+  b.multiply_add(weights, keys, c, got);
+  for (int i = 0; i < 16; ++i) expect_same(got[i], 8 + 0.5f * rules::bf16_to_float(key[i]), static_cast<uint32_t>(i));
+  b.pairs(key, key, keys, rest);
+  for (int i = 0; i < 16; ++i) weights[2 * i + 1] = rules::float_to_bf16(2);
+  b.multiply_add(weights, keys, c, got);
+  for (int i = 0; i < 16; ++i) expect_same(got[i], 8 + 2.5f * rules::bf16_to_float(key[i]), static_cast<uint32_t>(i));
+}
+
+// Number i of row r is 32 r + i, but for rows that are not there.
+TEST_F(Bf16Test, PacksRowsInPairsAlongTheWidth) {
+  constexpr int32_t width = 96;
+  std::vector<uint16_t> rows(16 * width);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<uint16_t>(i);
+  const uint16_t *row[16];
+  for (int r = 0; r < 16; ++r) row[r] = r < 13 ? rows.data() + r * width : nullptr;
+  std::vector<uint32_t> packed(width / 32 * 256 + 1, 7);
+  b.pack_rows(row, width, packed.data());
+  for (int32_t pair = 0; pair < width / 2; ++pair) {
+    for (int r = 0; r < 16; ++r) {
+      const uint32_t got = packed[static_cast<std::size_t>(pair * 16 + r)];
+      EXPECT_EQ(got & 0xffff, r < 13 ? static_cast<uint32_t>(r * width + 2 * pair) : 0);
+      EXPECT_EQ(got >> 16, r < 13 ? static_cast<uint32_t>(r * width + 2 * pair + 1) : 0);
+    }
+  }
+  EXPECT_EQ(packed.back(), 7u);
+}
+
+TEST_F(Bf16Test, PacksValuesInPairsOfKeysAndClearsOne) {
+  constexpr int32_t width = 64;
+  std::vector<uint16_t> values(32 * width);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(i % 11 == 0 ? kNanCode : i);
+  const char *keys[32];
+  for (int k = 0; k < 32; ++k) keys[k] = reinterpret_cast<const char *>(values.data() + k * width);
+  std::vector<uint32_t> packed(width / 16 * 256 + 1, 7);
+  const auto expect = [&](int cleared) {
+    for (int32_t c = 0; c < width; ++c) {
+      for (int k = 0; k < 32; ++k) {
+        const uint32_t pair = packed[static_cast<std::size_t>(c / 16 * 256 + k / 2 * 16 + c % 16)];
+        EXPECT_EQ(k % 2 == 0 ? pair & 0xffff : pair >> 16, k >= cleared ? 0u : values[static_cast<std::size_t>(k * width + c)])
+            << k << " " << c;
+      }
+    }
+    EXPECT_EQ(packed.back(), 7u);
+  };
+  b.pack_values(keys, width, packed.data());
+  expect(32);
+  for (int k = 31; k >= 0; --k) {
+    b.clear_packed_key(k, width, packed.data());
+    expect(k);
+  }
+}
+
+TEST_F(Bf16Test, FindsWhatIsNotFinite) {
+  std::vector<uint16_t> row(96);
+  for (std::size_t i = 0; i < row.size(); ++i)
+    row[i] = static_cast<uint16_t>((i % 2 << 15) + 0x7f7f - i);  // the largest, denormals
+  row[1] = 1;
+  const auto *const bytes = reinterpret_cast<const char *>(row.data());
+  EXPECT_TRUE(b.all_finite(bytes, 96));
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    for (const uint16_t code : {kNanCode, kInfCode, uint16_t{0xff80}, uint16_t{0xffff}}) {
+      const uint16_t finite = row[i];
+      row[i] = code;
+      EXPECT_FALSE(b.all_finite(bytes, 96)) << i;
+      EXPECT_EQ(b.all_finite(bytes, 64), i >= 64) << i;
+      row[i] = finite;
+    }
+  }
+}
+
+TEST_F(Bf16Test, RoundsWeightsOfTwoKeysInPairs) {
+  float x[16], y[16];
+  for (int i = 0; i < 16; ++i) {
+    x[i] = 1 + static_cast<float>(i) * 0x1p-8f;  // every other one a tie
+    y[i] = i == 7 ? std::numeric_limits<float>::quiet_NaN() : -x[i];
+  }
+  uint16_t got[32];
+  b.rounded_pairs(x, y, got);
+  for (int i = 0; i < 16; ++i) {
+    EXPECT_EQ(got[2 * i], rules::float_to_bf16(x[i]));
+    expect_same(rules::bf16_to_float(got[2 * i + 1]), rules::bf16_to_float(rules::float_to_bf16(y[i])),
+                static_cast<uint32_t>(i));
+  }
+}
 #endif
 
 }  // namespace

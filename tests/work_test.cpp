@@ -71,6 +71,25 @@ TEST(Floor, IsTheSlowerOfMemoryAndArithmetic) {
   EXPECT_EQ(floor_seconds(Work(), {100, 100}), 0.0);
 }
 
+TEST(Ceilings, AreThoseOfBf16ProductsWhereTheyComputeAShape) {
+  const Ceilings machine = {1, 10, 100};
+  Shape shape;  // bf16, 576 and 512
+  EXPECT_EQ(ceilings_of(shape, machine).flops_per_second, 100);
+  EXPECT_EQ(ceilings_of(shape, {1, 10}).flops_per_second, 10);
+  shape.kv_dtype = DType::f8_e5m2;
+  EXPECT_EQ(ceilings_of(shape, machine).flops_per_second, 100);
+  for (const int32_t narrow : {504, 32}) {
+    shape.v_dim = narrow;
+    EXPECT_EQ(ceilings_of(shape, machine).flops_per_second, 10);
+  }
+  shape.v_dim = 512;
+  shape.kv_dtype = DType::f16;
+  EXPECT_EQ(ceilings_of(shape, machine).flops_per_second, 10);
+  shape.kv_dtype = DType::bf16;
+  shape.q_dtype = DType::f32;
+  EXPECT_EQ(ceilings_of(shape, machine).flops_per_second, 10);
+}
+
 // The figures are the machine's own; that there are some, with more threads than cores too, is ours.
 TEST(Ceilings, ArePositive) {
   const Ceilings c = measure_cpu_ceilings(5);

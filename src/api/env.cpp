@@ -17,7 +17,7 @@ const std::vector<EnvVariable> &environment() {
     std::vector<EnvVariable> v = {
         {"MLAVERIFY_BACKEND", "backend of calls that ask for none: cuda, cpu or reference", ""},
         {"MLAVERIFY_CPU_ISA",
-         "instruction set of the cpu backend: avx512_bf16, avx512, avx2 or scalar (default: the best one here)", ""},
+         "instruction set of the cpu backend: amx_bf16, avx512_bf16, avx512, avx2 or scalar (default: the best one here)", ""},
         {"MLAVERIFY_TUNE_FILE", "file by `mlaverify tune`: rows of the config table for this GPU (cuda backend)", ""},
     };
     for (EnvVariable &e : v) e.value = read(e.name);

@@ -1,11 +1,10 @@
 // The cpu backend: picks the instruction set, sizes the workspace, runs.
-#if defined(MLAVERIFY_X86)
-#include <cpuid.h>
-#endif
+#include <functional>
 
 #include "api/check_values.h"
 #include "api/env.h"
 #include "backends/backend.h"
+#include "cpu/features.h"
 #include "cpu/threads.h"
 #include "cpu/verify.h"
 #include "rules/workspace.h"
@@ -15,30 +14,33 @@ namespace {
 
 struct IsaChoice {
   const char *name;
-  const cpu::Isa *isa;  // null: not in this build
-  bool runs_here;
-  const char *needs;  // what a processor must have for it
+  const cpu::Isa *isa;                   // null: not in this build
+  std::function<std::string()> missing;  // what keeps it from running here; empty: nothing does
 };
+
+#if defined(MLAVERIFY_X86)
+const cpu::Isa &isa_of(cpu::IsaKind kind) {
+  switch (kind) {
+    case cpu::IsaKind::amx_bf16: return cpu::isa_amx_bf16();
+    case cpu::IsaKind::avx512_bf16: return cpu::isa_avx512_bf16();
+    case cpu::IsaKind::avx512: return cpu::isa_avx512();
+    case cpu::IsaKind::avx2: return cpu::isa_avx2();
+  }
+  return cpu::isa_scalar();
+}
+#endif
 
 // Best first.
 std::vector<IsaChoice> isa_choices() {
   std::vector<IsaChoice> list;
 #if defined(MLAVERIFY_X86)
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // (not every compiler's __builtin_cpu_supports knows f16c)
-  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  list.push_back({"avx512_bf16", &cpu::isa_avx512_bf16(), avx512 && __builtin_cpu_supports("avx512bf16"),
-                  "AVX-512 F, BW, DQ, VL and BF16, AVX2, FMA and F16C"});
-  list.push_back({"avx512", &cpu::isa_avx512(), avx512, "AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C"});
-  list.push_back({"avx2", &cpu::isa_avx2(), avx2, "AVX2, FMA and F16C"});
+  for (const cpu::IsaKind kind : cpu::fastest_first(cpu::vendor()))
+    list.push_back({isa_of(kind).name, &isa_of(kind), [kind] { return cpu::missing_for(kind); }});
 #else
-  list.push_back({"avx512_bf16", nullptr, false, "an x86-64 build"});
-  list.push_back({"avx512", nullptr, false, "an x86-64 build"});
-  list.push_back({"avx2", nullptr, false, "an x86-64 build"});
+  for (const char *name : {"amx_bf16", "avx512_bf16", "avx512", "avx2"})
+    list.push_back({name, nullptr, [] { return std::string("an x86-64 build"); }});
 #endif
-  list.push_back({"scalar", &cpu::isa_scalar(), true, ""});
+  list.push_back({"scalar", &cpu::isa_scalar(), [] { return std::string(); }});
   return list;
 }
 
@@ -52,13 +54,12 @@ Selection select_isa() {
   std::string names;
   for (const IsaChoice &c : isa_choices()) {
     names += (names.empty() ? "" : ", ") + std::string(c.name);
-    if (forced.empty() ? !c.runs_here : forced != c.name) continue;
-    if (!c.runs_here)
-      return {
-          nullptr,
-          {{MLAVERIFY_ERR_UNSUPPORTED, "MLAVERIFY_CPU_ISA asks for " + forced + ", which cannot run here: it needs " + c.needs},
-           ""}};
-    return {c.isa, {{}, c.name}};
+    if (!forced.empty() && forced != c.name) continue;
+    const std::string missing = c.missing();
+    if (missing.empty()) return {c.isa, {{}, c.name}};
+    if (forced.empty()) continue;
+    const std::string reason = "MLAVERIFY_CPU_ISA asks for " + forced + ", which cannot run here; missing: ";
+    return {nullptr, {{MLAVERIFY_ERR_UNSUPPORTED, reason + missing}, ""}};
   }
   return {nullptr, {{MLAVERIFY_ERR_INVALID_ARGUMENT, "MLAVERIFY_CPU_ISA: got '" + forced + "', must be one of " + names}, ""}};
 }

@@ -25,10 +25,13 @@ struct Node {
 
 // Converted tiles of one thread, laid out by rules::CpuThreadLayout.
 struct Scratch {
-  float *q;        // [rows, q_ld]; or bf16, a row in the first half of each
-  float *q_norms;  // [rows]; f32 queries only
-  float *kv;       // [block_n, kv_ld]
-  float *scores;   // [rows, scores_ld]
+  float *q;           // [qk_dim, rows in whole vectors]; or bf16 [rows, 2 * q_ld]; or tiles (amx.h)
+  float *q_norms;     // [rows]; f32 queries only
+  float *kv;          // of a key tile, [block_n, kv_ld] at most; or bf16 [kBf16TileKeys, 2 * kv_bf16_ld]
+  float *squares;     // [block_n, numbers of a vector]; f32 queries only
+  float *key_scores;  // [block_n, rows in whole vectors]; not bf16 products
+  float *scores;      // [rows, scores_ld]; or tiles
+  float *values;      // tiles; bf16 products only
 };
 
 struct Isa {
@@ -49,6 +52,7 @@ const Isa &isa_scalar();
 const Isa &isa_avx2();
 const Isa &isa_avx512();
 const Isa &isa_avx512_bf16();
+const Isa &isa_amx_bf16();
 #endif
 
 }  // namespace mlaverify::cpu

@@ -9,8 +9,8 @@ namespace {
 struct Vec {
   static constexpr int width = 8;
   // Register blocks of kernel.h: accumulators, operands and one more are 16 registers.
-  static constexpr int score_rows = 2, score_keys = 6, value_rows = 6, value_vectors = 2;
-  static constexpr bool converts_as_it_loads = false;  // two rows a block: conversions would cost as much as products
+  static constexpr int score_accumulators = 12, score_vectors = 2, value_rows = 6, value_vectors = 2;
+  static constexpr bool converts_as_it_loads = false;  // two vectors a block: conversions would cost as much as products
   static constexpr bool multiplies_bf16 = false;
   __m256 v;
 
@@ -79,9 +79,23 @@ inline Vec fill_from(Vec a, int count, float x) {
 }
 inline float sum(Vec a) { return _mm_cvtss_f32(four_sums(a.v, a.v, a.v, a.v)); }
 inline float largest(Vec a) { return largest_lane(a.v); }
-template <int n>
-inline void sums(const Vec (&a)[n], float *out) {
-  store_sums<n>([&](int i, int j, int k, int l) { return four_sums(a[i].v, a[j].v, a[k].v, a[l].v); }, out);
+inline void transpose(Vec (&a)[8]) {
+  __m256 t[8];
+  for (int i = 0; i < 8; i += 2) {  // pairs of rows in pairs of lanes, of each half
+    t[i] = _mm256_unpacklo_ps(a[i].v, a[i + 1].v);
+    t[i + 1] = _mm256_unpackhi_ps(a[i].v, a[i + 1].v);
+  }
+  for (int i = 0; i < 8; i += 4) {  // four rows in four lanes
+    a[i].v = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    a[i + 1].v = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    a[i + 2].v = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    a[i + 3].v = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const __m256 x = a[i].v, y = a[i + 4].v;
+    a[i].v = _mm256_permute2f128_ps(x, y, 0x20);
+    a[i + 4].v = _mm256_permute2f128_ps(x, y, 0x31);
+  }
 }
 
 }  // namespace

@@ -1,20 +1,36 @@
 // Sixteen float lanes of AVX-512 (F, BW, DQ, VL). Same interface as vec_scalar.h; loads and stores of the first `n` lanes beside it, since
-// rows are multiples of 8. Lanes that are not loaded are 0. With AVX512-BF16, products of pairs
-// of bf16 numbers as well.
+// rows are multiples of 8. Lanes that are not loaded are 0. With AVX512-BF16 (and VBMI), products of pairs of bf16 numbers as well.
 #pragma once
 
 #include <cstring>
 
 #include "cpu/vec_x86.h"
+#include "rules/number.h"
 
 namespace mlaverify::cpu {
 namespace {
 
+#if defined(__AVX512BF16__)
+// The bf16 numbers that the codes of an FP8 type stand for (exactly: bf16 has more of everything), in two bytes; codes without their sign.
+struct Fp8AsBf16 {
+  alignas(64) uint8_t high[128] = {}, low[128] = {};
+  explicit constexpr Fp8AsBf16(DType t) {
+    for (uint8_t code = 0; code < 128; ++code) {
+      const float x = t == DType::f8_e4m3 ? rules::e4m3_to_float(code) : rules::e5m2_to_float(code);
+      high[code] = static_cast<uint8_t>(rules::bits_from_float(x) >> 24);
+      low[code] = static_cast<uint8_t>(rules::bits_from_float(x) >> 16);
+    }
+  }
+};
+constexpr Fp8AsBf16 kE4m3AsBf16(DType::f8_e4m3), kE5m2AsBf16(DType::f8_e5m2);
+#endif
+
 struct Vec {
   static constexpr int width = 16;
   // Register blocks of kernel.h: accumulators, operands and one more are 32 registers.
-  static constexpr int score_rows = 4, score_keys = 6, value_rows = 6, value_vectors = 4;
-  static constexpr bool converts_as_it_loads = true;  // two instructions for four or six products
+  static constexpr int score_accumulators = 24, score_vectors = 4, value_rows = 6, value_vectors = 4;
+  static constexpr int pair_rows = 4, pair_keys = 6;
+  static constexpr bool converts_as_it_loads = true;  // two instructions for six products
   __m512 v;
 
 #if defined(__AVX512BF16__)
@@ -32,6 +48,24 @@ struct Vec {
     static Bf16Pairs round(Vec low, Vec high) { return {reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v))}; }
     void store(uint16_t *p) const { _mm512_storeu_si512(p, v); }
   };
+
+  // n numbers of FP8 type `t` (a multiple of 32) as bf16, 64 at a time.
+  static void fp8_to_bf16(DType t, const void *from, int32_t n, uint16_t *to) {
+    const Fp8AsBf16 &table = t == DType::f8_e4m3 ? kE4m3AsBf16 : kE5m2AsBf16;
+    const __m512i high_0 = _mm512_load_si512(table.high), high_1 = _mm512_load_si512(table.high + 64);
+    const __m512i low_0 = _mm512_load_si512(table.low), low_1 = _mm512_load_si512(table.low + 64);
+    const __m512i halves_in_turn = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // which the unpacking puts right
+    for (int32_t i = 0; i < n; i += 64) {
+      const __mmask64 there = n - i < 64 ? 0xffffffffu : ~__mmask64{0};
+      const __m512i codes =
+          _mm512_permutexvar_epi64(halves_in_turn, _mm512_maskz_loadu_epi8(there, static_cast<const uint8_t *>(from) + i));
+      const __m512i sign = _mm512_and_si512(codes, _mm512_set1_epi8(-128));
+      const __m512i high = _mm512_or_si512(sign, _mm512_permutex2var_epi8(high_0, codes, high_1));
+      const __m512i low = _mm512_permutex2var_epi8(low_0, codes, low_1);
+      _mm512_storeu_si512(to + i, _mm512_unpacklo_epi8(low, high));
+      if (n - i >= 64) _mm512_storeu_si512(to + i + 32, _mm512_unpackhi_epi8(low, high));
+    }
+  }
 #else
   static constexpr bool multiplies_bf16 = false;
 #endif
@@ -141,6 +175,31 @@ inline __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
 template <int n>
 inline void sums(const Vec (&a)[n], float *out) {
   store_sums<n>([&](int i, int j, int k, int l) { return four_sums(a[i].v, a[j].v, a[k].v, a[l].v); }, out);
+}
+inline void transpose(Vec (&a)[16]) {
+  const auto low = [](__m512 x, __m512 y) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+  };
+  const auto high = [](__m512 x, __m512 y) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+  };
+  __m512 t[16];
+  for (int i = 0; i < 16; i += 4) {  // four rows in four lanes, of each quarter
+    const __m512 x = _mm512_unpacklo_ps(a[i].v, a[i + 1].v), y = _mm512_unpacklo_ps(a[i + 2].v, a[i + 3].v);
+    const __m512 z = _mm512_unpackhi_ps(a[i].v, a[i + 1].v), w = _mm512_unpackhi_ps(a[i + 2].v, a[i + 3].v);
+    t[i] = low(x, y);
+    t[i + 1] = high(x, y);
+    t[i + 2] = low(z, w);
+    t[i + 3] = high(z, w);
+  }
+  for (int i = 0; i < 4; ++i) {  // the quarters
+    const __m512 x = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x44), y = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x44);
+    const __m512 z = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xee), w = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xee);
+    a[i].v = _mm512_shuffle_f32x4(x, y, 0x88);
+    a[i + 4].v = _mm512_shuffle_f32x4(x, y, 0xdd);
+    a[i + 8].v = _mm512_shuffle_f32x4(z, w, 0x88);
+    a[i + 12].v = _mm512_shuffle_f32x4(z, w, 0xdd);
+  }
 }
 
 }  // namespace

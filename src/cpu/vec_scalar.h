@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "rules/number.h"
 
@@ -12,7 +13,8 @@ namespace {
 
 struct Vec {
   static constexpr int width = 8;
-  static constexpr int score_rows = 2, score_keys = 6, value_rows = 6, value_vectors = 2;  // register blocks of kernel.h
+  static constexpr int score_accumulators = 12, score_vectors = 2, value_rows = 6,
+                       value_vectors = 2;  // register blocks of kernel.h
   static constexpr bool converts_as_it_loads = false;
   static constexpr bool multiplies_bf16 = false;
   float v[width];
@@ -119,10 +121,11 @@ inline float largest(Vec a) {
   for (int i = 1; i < Vec::width; ++i) m = a.v[i] > m ? a.v[i] : m;
   return m;
 }
-// out[i] = sum(a[i]), each in the same order whatever n.
-template <int n>
-inline void sums(const Vec (&a)[n], float *out) {
-  for (int i = 0; i < n; ++i) out[i] = sum(a[i]);
+// Lane j of a[i] becomes lane i of a[j].
+inline void transpose(Vec (&a)[Vec::width]) {
+  for (int i = 0; i < Vec::width; ++i) {
+    for (int j = 0; j < i; ++j) std::swap(a[i].v[j], a[j].v[i]);
+  }
 }
 
 }  // namespace

@@ -17,7 +17,10 @@ class Region {
   Region(void *workspace, const rules::CpuThreadLayout &layout, int32_t thread)
       : layout_(layout), base_(static_cast<float *>(workspace) + thread * layout.size) {}
 
-  Scratch scratch() const { return {base_ + layout_.q, base_ + layout_.q_norms, base_ + layout_.kv, base_ + layout_.scores}; }
+  Scratch scratch() const {
+    return {base_ + layout_.q,          base_ + layout_.q_norms, base_ + layout_.kv,    base_ + layout_.squares,
+            base_ + layout_.key_scores, base_ + layout_.scores,  base_ + layout_.values};
+  }
 
   // Of a row tile: chunks from the first on (`begins_here`), or what follows an earlier share.
   Node node(bool begins_here, int32_t i) const {

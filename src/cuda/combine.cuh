@@ -1,17 +1,17 @@
 // The second launch of a call: merges the partial results of rows that several blocks worked on, in key order, and writes them.
 //
-// A job is a row tile, or a group of them, that was cut. Blocks are dealt out to the borders that cut, and those of all borders inside a row
-// tile work on it: so that all blocks run at once and have work, and a row tile of many parts has many. What decides is how often a
-// block waits for reads, some microsecond each.
-// A piece is kCombineColumns columns of a row. With few parts a warp takes a row's pieces, one, two or all; with many, a block takes a piece, and
-// each of its warps a slice of the parts.
+// A job is a row tile, or a group of them, that was cut. Blocks are dealt out to the borders of shares, and those of all borders inside a row
+// tile work on it: so that all blocks run at once and have work, and a row tile of many parts has many. Which jobs there are follows from
+// the lengths, as in the verify kernel: blocks that have room before that one is done know theirs when it is.
+// A piece is the columns of a row of which a warp reads 16 bytes a lane: 128 in f32, 256 in f16. A warp takes some pieces of a row, and all parts
+// or, of more than eight, every second, fourth or eighth eight of them; it reads eight accs at once. What decides is how often reads are waited
+// for, some microsecond each, that states of a row are read together (rules/workspace.h), and how much code is fetched behind the wait.
 //
 // Batch-invariant mode: parts are chunks, merged along the tree of rules/merge.h as the verify kernels do it; chunks that these have merged
 // already weigh nothing, and pass the others through.
 //
-// Else the result is the sum over the parts, in order; of more than 32 parts, part i belongs to slice i % kCombineSlices, and the result is the
-// sum over slices, in order, of the sums over their parts, in order. A part that weighs nothing changes no bit, so empty pieces behind the end of a
-// request don't, however many there are; and repeated runs give the same bits.
+// Else the result is a sum over eights of parts, each a sum over its parts in key order: the order follows from the number of parts, so
+// repeated runs give the same bits.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,6 +19,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/mma.cuh"
 #include "cuda/part.cuh"
 #include "cuda/result.cuh"
 #include "cuda/schedule.cuh"
@@ -31,97 +32,78 @@ struct CombineJob {
   int32_t request;
   int32_t first_row, rows;  // packed rows of the request
   int32_t parts;            // of each row; 0: nothing to do
-  // Slots of the first row tile's parts: one, then the others, `stride` apart; those of the next row tile lie next to them.
-  int64_t first_slot, second_slot, stride;
+  // Of the first row tile's parts: the first, and the second, which the others follow in its series; those of the next row tile lie in the
+  // next series.
+  rules::PartPlace first, second;
   int32_t worker, workers;  // of the blocks that share the job
+  bool more;                // the block has a job behind this one
+  bool early;               // the block has waited for the verify kernel since that began
 };
 
-__device__ __forceinline__ void set_rows(const Launch &l, int32_t tile_rows, int32_t first_tile, int32_t tiles,
-                                         CombineJob *job) {
-  job->first_row = first_tile * tile_rows;
-  job->rows = rules::min(tiles * tile_rows, rows_of(l.p, job->request) - job->first_row);
+__device__ __forceinline__ void set_rows(const Launch &l, int32_t first_tile, int32_t tiles, CombineJob *job) {
+  job->first_row = first_tile * l.part.rows;
+  job->rows = rules::min(tiles * l.part.rows, rows_of(l.p, job->request) - job->first_row);
 }
 
-// Pieces by the split rule: what number `number` of a block's jobs is, of `blocks` blocks; one of no parts behind the last.
-__device__ __forceinline__ void find_piece(const Launch &l, int32_t tile_rows, int32_t number, int32_t blocks,
-                                           CombineJob *job) {
-  const int32_t row_tiles = l.p.batch * l.row_tiles, workers = rules::max(1, blocks / row_tiles);
-  job->parts = 0;
-  if (number >= row_tiles * workers) return;
-  job->worker = number / row_tiles;
-  job->workers = workers;
-  number -= job->worker * row_tiles;
-  job->request = number / l.row_tiles;
-  const int32_t row_tile = number - job->request * l.row_tiles;
-  job->parts = l.splits;
-  job->first_slot = split_slot(l, job->request, row_tile, 0);
-  job->second_slot = job->first_slot + 1;
-  job->stride = 1;
-  set_rows(l, tile_rows, row_tile, 1, job);
-}
-
-// The job that some border cuts.
-__device__ __forceinline__ void find_cut(const Launch &l, int32_t tile_rows, const rules::CutTile *cut, CombineJob *job) {
-  const int32_t row_tile = cut->row_tile * l.row_group;
-  job->request = cut->request;
-  if (l.chunks > 0) {
-    job->parts = line_tiles(l, cut->request);
-    job->first_slot = first_chunk_slot(l, cut->request, row_tile);
-    job->second_slot = job->first_slot + l.row_group;
-    job->stride = l.row_group;
-  } else {
-    job->parts = cut->borders + 1;
-    job->first_slot = rules::part_slot(cut->first_border - 1, true, l.row_group, 0);
-    job->second_slot = rules::part_slot(cut->first_border, false, l.row_group, 0);
-    job->stride = 2 * static_cast<int64_t>(l.row_group);
-  }
-  set_rows(l, tile_rows, row_tile, l.row_group, job);
-}
-
-// The borders of a call that cut, and which of them a block works for.
-class Cuts {
+// The jobs of a call, and which of them a block works for.
+class Jobs {
  public:
-  // By all threads of a block: what all borders cut.
-  __device__ __forceinline__ void read(const Launch &l) {
-    for (auto i = static_cast<int32_t>(threadIdx.x); i < l.blocks / l.row_group; i += kCombineThreads) cuts_[i] = l.cuts[i];
-    __syncthreads();
+  // By a warp; `blocks` blocks share the work.
+  __device__ __forceinline__ Jobs(const Launch &l, int32_t blocks) : l_(l), line_(l), blocks_(blocks) {
+    shares_ = rules::num_shares(l.share_choice, line_.total(), line_.all_equal());
+    borders_ = rules::cutting_borders(l.share_choice.jobs, line_.total(), shares_, line_.all_equal());
+    count_ = l.splits > 0 ? l.p.batch * l.row_tiles : borders_.count;
+    workers_ = rules::max(1, rules::quotient_31(blocks, rules::max(1, count_)));
   }
 
-  // By a warp: deals `blocks` blocks out, and finds block `block` its job; one of no parts if there is none.
-  __device__ __forceinline__ void find(const Launch &l, int32_t tile_rows, int32_t block, int32_t blocks,
-                                       CombineJob *job) const {
-    const int lane = ptx::lane();
-    const int32_t shares = cuts_[0].borders;
-    int32_t count = 0;
-#pragma unroll 1
-    for (int32_t first = 0; first < shares; first += 32) count += __popc(__ballot_sync(~0u, cuts(first + lane, shares)));
-    if (lane == 0) job->parts = 0;
-    __syncwarp();
-    if (count == 0) return;
-    const int32_t workers = rules::max(1, blocks / count), worker = block / count;
-    if (worker >= workers) return;
-    int32_t left = block - worker * count;  // the border's place among all that cut
-#pragma unroll 1
-    for (int32_t first = 0; left >= 0; first += 32) {
-      const bool mine = cuts(first + lane, shares);
-      const unsigned those = __ballot_sync(~0u, mine);
-      if (mine && __popc(those & ((1u << lane) - 1)) == left) {
-        const rules::CutTile &cut = cuts_[first + lane];
-        job->worker = (first + lane - cut.first_border) * workers + worker;
-        job->workers = workers * cut.borders;
-        find_cut(l, tile_rows, &cut, job);
-      }
-      left -= __popc(those);
+  // Number `i`, by all lanes; of no parts if its border cuts nothing, or behind the last.
+  __device__ __forceinline__ CombineJob get(int32_t i) const {
+    CombineJob job = {};
+    if (i >= count_ * workers_) return job;
+    job.more = i + blocks_ < count_ * workers_;
+    // Verify blocks without a share leave their room to the first blocks of this kernel.
+    job.early = l_.splits == 0 && i * l_.blocks_per_sm < (l_.blocks - shares_ * l_.row_group) * kCombineBlocks;
+    const int32_t worker = rules::quotient_31(i, count_);
+    i -= worker * count_;
+    if (l_.splits > 0) {
+      job.request = rules::quotient_31(i, l_.row_tiles);
+      const int32_t row_tile = i - job.request * l_.row_tiles;
+      job.parts = l_.splits;
+      job.first = job.second = piece_place(l_, job.request, row_tile, 0);
+      ++job.second.piece;
+      job.worker = worker;
+      job.workers = workers_;
+      set_rows(l_, row_tile, 1, &job);
+      return job;
     }
+    const int32_t border = borders_.at(i), begin = rules::share_begin(line_.total(), shares_, border);
+    const rules::TilePosition at = line_.locate(begin);
+    if (at.key_tile == 0) return job;
+    const int32_t tiles = line_tiles(l_, at.request);
+    const rules::CutTile cut = rules::cut_tile(line_.total(), shares_, begin, at, tiles);
+    const int32_t row_tile = cut.row_tile * l_.row_group;
+    job.request = cut.request;
+    if (l_.chunks > 0) {
+      job.parts = tiles;
+      job.first = job.second = piece_place(l_, cut.request, row_tile, 0);
+      ++job.second.piece;
+    } else {
+      job.parts = cut.borders + 1;
+      job.first = rules::share_place(cut.first_border - 1, true, l_.row_group, 0);
+      job.second = rules::share_place(cut.first_border, false, l_.row_group, 0);
+    }
+    job.worker = worker * cut.borders + border - cut.first_border;  // blocks of low numbers, which begin first, have work first
+    job.workers = workers_ * cut.borders;
+    set_rows(l_, row_tile, l_.row_group, &job);
+    return job;
   }
 
  private:
-  // Whether the border before a share does.
-  __device__ __forceinline__ bool cuts(int32_t share, int32_t shares) const {
-    return share > 0 && share < shares && cuts_[share].borders > 0;
-  }
-
-  rules::CutTile cuts_[kMaxShares];
+  const Launch &l_;
+  const Line line_;
+  const int32_t blocks_;
+  rules::CuttingBorders borders_;
+  int32_t shares_, count_, workers_;
 };
 
 // As rules::store_float() does, by the instructions of the GPU.
@@ -131,65 +113,88 @@ __device__ __forceinline__ void store(DType t, void *out, int64_t at, float x) {
   if (t == DType::bf16) static_cast<__nv_bfloat16 *>(out)[at] = __float2bfloat16_rn(x);
 }
 
-// Two neighbours, the first of which is even.
-__device__ __forceinline__ void store_two(const Launch &l, int64_t at, float x, float y) {
-  const DType t = l.p.q_dtype;
-  if (l.out_16_bytes && t == DType::bf16) {
-    *reinterpret_cast<__nv_bfloat162 *>(static_cast<__nv_bfloat16 *>(l.p.out) + at) = __floats2bfloat162_rn(x, y);
-  } else if (l.out_16_bytes && t == DType::f16) {
-    *reinterpret_cast<__half2 *>(static_cast<__half *>(l.p.out) + at) = __floats2half2_rn(x, y);
-  } else {
-    store(t, l.p.out, at, x);
-    store(t, l.p.out, at + 1, y);
-  }
-}
-
-// Of kCombineColumns columns that a warp takes: that of number `i` (of four) of lane `lane`.
-__device__ __forceinline__ int32_t column_of(int32_t lane, int32_t i) {
-  return lane / 4 * rules::kAccBlockColumns + lane % 4 * 2 + i / 2 * 8 + i % 2;
-}
-
-// The parts of one row, by a warp: kCombineColumns columns, from `column` on, four a lane.
+// The parts of one row, by a warp: 16 bytes a lane of each, `numbers` (4 in f32, 8 in f16), which makes a piece of kColumns columns, from
+// `column` on.
+template <int numbers>
 class RowParts {
  public:
-  __device__ __forceinline__ RowParts(const Launch &l, int32_t tile_rows, const CombineJob &job, int32_t row, int32_t column)
-      : count_(job.parts), reads_(column + column_of(lane_, 0) < l.p.v_dim) {
-    const int32_t tile = row >> (__ffs(tile_rows) - 1), r = row & (tile_rows - 1);  // tile_rows is a power of two
-    first_ = l.parts + (job.first_slot + tile) * l.part.size + r;
-    stride_ = static_cast<int32_t>(job.stride * l.part.size);
-    others_ = first_ + (job.second_slot - job.first_slot) * l.part.size - stride_;
-    sum_ = static_cast<int32_t>(l.part.sum - l.part.max);
-    values_ =
-        static_cast<int32_t>(rules::acc_block(l.part, r, column + column_of(lane_, 0)) + rules::acc_quad(r, lane_ % 4) - r);
+  static constexpr int32_t kColumns = 32 * numbers;
+
+  // Of a piece, the column of number `i` of lane `lane`.
+  static __device__ __forceinline__ int32_t column_of(int32_t lane, int32_t i) {
+    return lane / 4 * (4 * numbers) + lane % 4 * 2 + i / 2 * 8 + i % 2;
   }
 
-  // The state of the row, and its columns.
+  // `count`: of the job's parts, the first ones.
+  __device__ __forceinline__ RowParts(const Launch &l, const CombineJob &job, int32_t row, int32_t column, int32_t count)
+      : acc_size_(l.part.acc_size),
+        count_(count),
+        pieces_((l.p.v_dim - column - column_of(lane_, 0) + kColumns - 1) / kColumns),  // (the sum is positive)
+        range_(column / rules::kScaleColumns) {
+    const int32_t tile = row >> (__ffs(l.part.rows) - 1), r = row & (l.part.rows - 1);  // rows of a tile: a power of two
+    const auto of_tile = [=](rules::PartPlace place) { return rules::PartPlace{place.series + tile, place.piece}; };
+    const auto *states = reinterpret_cast<const float4 *>(l.states);
+    first_state_ = states + rules::state_offset(l.part, of_tile(job.first), r);
+    others_states_ = states + rules::state_offset(l.part, of_tile(job.second), r) - 1;
+    const auto *accs = static_cast<const float4 *>(l.accs) + rules::acc_vector(l.part, r, column + column_of(lane_, 0));
+    first_acc_ = accs + rules::acc_at(l.part, of_tile(job.first));
+    others_accs_ = accs + rules::acc_at(l.part, of_tile(job.second)) - acc_size_;
+  }
+
+  // A partial result of the row, of some pieces of it.
+  template <int pieces>
   struct Sum {
-    float largest, sum;
-    float4 acc;
+    rules::SoftmaxState state;
+    float acc[pieces][numbers];
   };
 
-  static constexpr int kAtOnce = 8;  // reads of a lane
-  using Values = float4[kAtOnce];
-
-  // Of parts i, i + step ...
-  __device__ __forceinline__ void load(int32_t i, int32_t step, Values &x) const {
-    const float *at = part(i) + values_, *next = others_ + values_ + int64_t{i} * stride_;
+  // x += y, relative to the larger reference. (fmaxf drops NaN; a NaN score shows in the sum.)
+  static __device__ __forceinline__ void add(const Sum<1> &y, Sum<1> *x) {
+    const float now = fmaxf(x->state.max, y.state.max);
+    const float a = weight(x->state, now), b = weight(y.state, now);
+    x->state = {now, a * x->state.sum + b * y.state.sum};
 #pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      x[u] = i + u * step < count_ && reads_ ? *reinterpret_cast<const float4 *>(at) : float4{};
-      at = next += step * stride_;
-    }
+    for (int i = 0; i < numbers; ++i) x->acc[0][i] = a * x->acc[0][i] + b * y.acc[0][i];
   }
 
-  // Of parts base ... base + 7, along the tree; lanes 0 to 7 pass their states. Those that weigh nothing are not read.
-  __device__ __forceinline__ Sum of_eight(int32_t base, rules::SoftmaxState node) const {
-    static_assert(kAtOnce == 8, "three levels");
-    const unsigned live = __ballot_sync(~0u, !rules::weighs_nothing(node));
-    Values x;
+  // Of 8 / pieces parts from `base` on, as many as there are. States and accs are read at the same time, whether accs weigh anything or not.
+  template <int pieces>
+  __device__ __forceinline__ Sum<pieces> sum(int32_t base) const {
+    constexpr int kParts = kAtOnce / pieces;
+    float4 x[kAtOnce];
+    load<pieces>(base, ~0u, x);
+    const float4 all_of_state = part_state(base + lane_ % kParts);
+    const rules::SoftmaxState s = {all_of_state.x, all_of_state.y};
+    float largest = rules::weighs_nothing(s) ? kMinusInf : s.max;
 #pragma unroll
-    for (int u = 0; u < kAtOnce; ++u)
-      x[u] = live >> u & 1 && reads_ ? *reinterpret_cast<const float4 *>(part(base + u) + values_) : float4{};
+    for (int distance = 1; distance < kParts; distance *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    const float mine = weight(s, largest);
+    float sum = mine * s.sum;
+#pragma unroll
+    for (int distance = 1; distance < kParts; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    Sum<pieces> all = {{largest, sum}, {}};
+#pragma unroll
+    for (int i = 0; i < pieces; ++i) {
+      const bool second = numbers == 8 && range_ + i > 0;  // of f16 a piece is a range
+      const float scaled = numbers == 8 ? mine * (second ? all_of_state.w : all_of_state.z) : mine;
+#pragma unroll
+      for (int u = 0; u < kParts; ++u) {
+        const float w = __shfl_sync(~0u, scaled, u);
+        if (w == 0.0f) continue;  // may hold anything
+        float from[numbers];
+        unpack(x[u * pieces + i], from);
+#pragma unroll
+        for (int k = 0; k < numbers; ++k) all.acc[i][k] = __fmaf_rn(w, from[k], all.acc[i][k]);
+      }
+    }
+    return all;
+  }
+
+  // The same along the tree of chunks, in f32; lanes 0 to 7 pass their states. Those that weigh nothing are not read.
+  __device__ __forceinline__ Sum<1> merge_of_eight(int32_t base, rules::SoftmaxState node) const {
+    static_assert(numbers == 4);
+    float4 x[kAtOnce];
+    load<1>(base, __ballot_sync(~0u, !rules::weighs_nothing(node)), x);
 #pragma unroll
     for (int level = 0; level < 3; ++level) {
       const int distance = 1 << level;
@@ -202,64 +207,58 @@ class RowParts {
       }
       node = m.merged;
     }
-    return {__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0), x[0]};
+    return {{__shfl_sync(~0u, node.max, 0), __shfl_sync(~0u, node.sum, 0)}, {{x[0].x, x[0].y, x[0].z, x[0].w}}};
   }
 
   // Of part i; behind the last one: no keys.
-  __device__ __forceinline__ rules::SoftmaxState state_or_none(int32_t i) const { return i < count_ ? state(i) : kNoKeys; }
-
-  // The next kCombineColumns columns.
-  __device__ __forceinline__ void next_columns(int32_t column, int32_t v_dim) {
-    values_ += kCombineColumns / rules::kAccBlockColumns * rules::kAccBlock;
-    reads_ = column + column_of(lane_, 0) < v_dim;
-  }
-
-  // The largest reference. fmaxf drops NaN; a NaN score shows in its part's sum.
-  __device__ __forceinline__ float largest() const {
-    float x = kMinusInf;
-#pragma unroll 1
-    for (int32_t i = lane_; i < count_; i += 64) {  // two at once
-      const rules::SoftmaxState s = state(i), next = state_or_none(i + 32);
-      if (!rules::weighs_nothing(s)) x = fmaxf(x, s.max);
-      if (!rules::weighs_nothing(next)) x = fmaxf(x, next.max);
-    }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
-    return x;
-  }
-
-  // Of part i, which may be behind the last; adds its share of the sum.
-  __device__ __forceinline__ float weight(int32_t i, float largest, float *sum) const {
-    const rules::SoftmaxState s = state_or_none(i);
-    const float w = rules::weighs_nothing(s) ? 0.0f : rules::merge_weight(s, largest, ptx::exp2_approx);
-    *sum += __fmul_rn(w, s.sum);
-    return w;
-  }
-
-  // Adds values whose weights lanes k, k + 1 ... have.
-  static __device__ __forceinline__ void add(float weight, int32_t k, const Values &x, float4 *acc) {
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      const float w = __shfl_sync(~0u, weight, k + u);
-      if (w == 0.0f) continue;  // may hold anything
-      acc->x = __fmaf_rn(w, x[u].x, acc->x);
-      acc->y = __fmaf_rn(w, x[u].y, acc->y);
-      acc->z = __fmaf_rn(w, x[u].z, acc->z);
-      acc->w = __fmaf_rn(w, x[u].w, acc->w);
-    }
+  __device__ __forceinline__ rules::SoftmaxState state(int32_t i) const {
+    const float4 s = part_state(i);
+    return {s.x, s.y};
   }
 
  private:
-  __device__ __forceinline__ const float *part(int32_t i) const { return i == 0 ? first_ : others_ + int64_t{i} * stride_; }
-  __device__ __forceinline__ rules::SoftmaxState state(int32_t i) const {
-    const float *at = part(i);
-    return {at[0], at[sum_]};
+  static constexpr int kAtOnce = 8;  // reads of a lane
+
+  static __device__ __forceinline__ float weight(rules::SoftmaxState s, float largest) {
+    return rules::weighs_nothing(s) ? 0.0f : rules::merge_weight(s, largest, ptx::exp2_approx);
   }
+
+  // As a rules::PartState lies in memory.
+  __device__ __forceinline__ float4 part_state(int32_t i) const {
+    return i < count_ ? *(i == 0 ? first_state_ : others_states_ + i) : float4{kNoKeys.max, kNoKeys.sum, 1.0f, 1.0f};
+  }
+
+  static __device__ __forceinline__ void unpack(float4 from, float (&to)[numbers]) {
+    const float word[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (numbers == 4) {
+        to[i] = word[i];
+      } else {
+        const float2 two = __half22float2(*reinterpret_cast<const __half2 *>(&word[i]));
+        to[2 * i] = two.x;
+        to[2 * i + 1] = two.y;
+      }
+    }
+  }
+
+  // Number i is piece i % pieces of part base + i / pieces, if there is such a part and its bit is set.
+  template <int pieces>
+  __device__ __forceinline__ void load(int32_t base, unsigned which, float4 (&x)[kAtOnce]) const {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int u = i / pieces, piece = i % pieces;
+      const float4 *at = u == 0 && base == 0 ? first_acc_ : others_accs_ + int64_t{base + u} * acc_size_;
+      const bool reads = base + u < count_ && (which >> u & 1) != 0 && piece < pieces_;
+      x[i] = reads ? at[piece * (8 * rules::kAccBlock)] : float4{};
+    }
+  }
+
   const int lane_ = threadIdx.x % 32;
-  const int32_t count_;
-  bool reads_;                     // this lane has columns
-  const float *first_, *others_;   // the row's maximum in part 0, and where part 0 would be if all were `stride_` apart
-  int32_t stride_, sum_, values_;  // `sum_`, `values_`: from the maximum
+  const int32_t acc_size_, count_, pieces_;  // pieces that this lane reads
+  const int32_t range_;                      // of columns, of the first piece
+  // Of part 0, and where part 0 would be if it lay before the others.
+  const float4 *first_state_, *others_states_, *first_acc_, *others_accs_;
 };
 
 // Nodes of the tree that wait for the sibling on their right, a place for each level: of each of `threads` threads the numbers T.
@@ -284,92 +283,107 @@ struct WaitingNodes {
 };
 
 // `chunks`: in the batch-invariant mode.
-template <bool chunks>
+template <int numbers, bool chunks>
 class Combine {
-  static constexpr int kSlices = kCombineSlices, kColumns = kCombineColumns;
+  using Parts = RowParts<numbers>;
+  static constexpr int kSlices = kCombineSlices, kColumns = Parts::kColumns;
 
-  // Where a row's results go, and its own.
-  struct RowResult {
+  // Where a row's results go.
+  struct RowPlace {
     int64_t out, lse;
-    float scale, log_sum;
+    int32_t token;
   };
 
  public:
-  __device__ __forceinline__ Combine(const Launch &l, int32_t tile_rows, const CombineJob &job)
-      : l_(l), p_(l.p), tile_rows_(tile_rows), job_(job), out_scale_(l.p.k_scale != nullptr ? *l.p.k_scale : 1.0f) {}
+  __device__ __forceinline__ Combine(const Launch &l, const CombineJob &job)
+      : l_(l), p_(l.p), job_(job), out_scale_(l.p.k_scale != nullptr ? *l.p.k_scale : 1.0f) {}
 
   __device__ __forceinline__ void run() {
+    if (job_.parts == 0) return;
+    if constexpr (chunks) ptx::wait_for_previous_grid();
     const int32_t pieces = rules::ceil_div(p_.v_dim, kColumns);
-    if (by_warps(pieces)) {
-      // As many pieces at a time as make the units go round: what they have in common is found once. One, two or all.
-      const int32_t warps = job_.workers * kSlices;
-      int32_t each = chunks ? 1 : rules::min(pieces, rules::ceil_div(job_.rows * pieces, warps));
-      if (each > 2) each = pieces;
-      const int32_t groups = rules::ceil_div(pieces, each), units = job_.rows * groups;
+    if constexpr (chunks) {
+      if (by_warps(pieces)) {
+        const int32_t warps = job_.workers * kSlices;
 #pragma unroll 1
-      for (int32_t unit = job_.worker * kSlices + warp_; unit < units; unit += warps) {
-        const int32_t row = unit / groups, column = (unit - row * groups) * each * kColumns;
-        if constexpr (chunks) {
-          few_chunks(row, column);
-        } else {
-          few(row, column, rules::min(column + each * kColumns, p_.v_dim));
-        }
+        for (int32_t unit = job_.worker * kSlices + warp_; unit < job_.rows * pieces; unit += warps)
+          few_chunks(unit / pieces, unit % pieces * kColumns);
+      } else {
+#pragma unroll 1
+        for (int32_t unit = job_.worker; unit < job_.rows * pieces; unit += job_.workers)
+          many_chunks(unit / pieces, unit % pieces * kColumns);
       }
     } else {
-#pragma unroll 1
-      for (int32_t unit = job_.worker; unit < job_.rows * pieces; unit += job_.workers) {
-        const int32_t row = unit / pieces, column = (unit - row * pieces) * kColumns;
-        if constexpr (chunks) {
-          many_chunks(row, column);
-        } else {
-          many(row, column);
-        }
+      if (numbers == 4 && job_.parts <= 2 && stores_pairs()) {
+        sum_parts<4>();
+      } else if (job_.parts <= 4 && stores_pairs()) {
+        sum_parts<2>();
+      } else {
+        sum_parts<1>();
       }
     }
   }
 
  private:
+  static_assert(kSlices == 8);
+
   // Of chunks most weigh nothing where there are many rows: a block for each unit would not be worth it.
   __device__ __forceinline__ bool by_warps(int32_t pieces) const {
-    if (!chunks) return job_.parts <= 32;
     return job_.parts <= 8 || (job_.parts <= 64 && job_.rows * pieces > 2 * job_.workers);
   }
 
-  // Up to 32 parts of a row, by a warp. A merge takes as long as the reads that wait for each other, and as fetching its code: values are
-  // read along with the weights, whether they weigh anything or not.
-  __device__ __forceinline__ void few(int32_t row, int32_t column, int32_t end) {
-    RowParts parts(l_, tile_rows_, job_, row, column);
-    RowParts::Values x;
-    parts.load(0, 1, x);
-    const float largest = parts.largest();
-    float sum = 0.0f;
-    const float weight = parts.weight(lane_, largest, &sum);
-    sum = sum_of_lanes(sum);
-    const RowResult to = result(row, largest, sum);
-    if (column + lane_ == 0) p_.lse[to.lse] = to.log_sum;
+  // A unit, some pieces of a row, gets as many warps (slices) as leave each of them eight parts, all eight of a block at most.
+  template <int pieces>
+  __device__ __forceinline__ void sum_parts() {
+    int slices_log2 = 0;
+    while (pieces == 1 && slices_log2 < 3 && job_.parts > 8 << slices_log2) ++slices_log2;
+    const int32_t of_row = rules::ceil_div(p_.v_dim, pieces * kColumns), units = job_.rows * of_row,
+                  at_once = kSlices >> slices_log2;
+    bool rehearsal = job_.early;
 #pragma unroll 1
-    for (;;) {
-      float4 acc = {};
-#pragma unroll 1
-      for (int32_t k = 0;;) {
-        RowParts::add(weight, k, x, &acc);
-        k += RowParts::kAtOnce;
-        if (k >= job_.parts) break;
-        parts.load(k, 1, x);
-      }
-      write(to, column, acc);
-      if ((column += kColumns) >= end) return;
-      parts.next_columns(column, p_.v_dim);
-      parts.load(0, 1, x);
+    for (int32_t first = job_.worker * at_once; first < units;) {
+      const int32_t unit = first + (warp_ >> slices_log2);
+      const int32_t row = rules::quotient_31(unit, of_row);
+      sum_unit<pieces>(row, (unit - row * of_row) * pieces * kColumns, slices_log2, unit < units && !rehearsal);
+      if (!rehearsal) first += job_.workers * at_once;
+      rehearsal = false;
     }
+  }
+
+  // By a warp for each slice; where there are several, all warps of a block come together. Not `used`: nothing is read or written, but the code
+  // is: all warps take part where some have no unit, and a block that has to wait anyway fetches it ahead.
+  template <int pieces>
+  __device__ __forceinline__ void sum_unit(int32_t row, int32_t column, int32_t slices_log2, bool used) {
+    using Sum = typename Parts::template Sum<pieces>;
+    const int32_t slice = warp_ & ((1 << slices_log2) - 1);
+    const Parts parts(l_, job_, row, column, used ? job_.parts : 0);
+    const RowPlace to = place(row);
+    if (used) ptx::wait_for_previous_grid();
+    Sum sum = {kNoKeys, {}};
+    if constexpr (pieces > 1) {
+      sum = parts.template sum<pieces>(0);
+    } else {
+#pragma unroll 1
+      for (int32_t base = slice * 8; base < job_.parts; base += 8 << slices_log2) Parts::add(parts.template sum<1>(base), &sum);
+      __shared__ Sum sums[kSlices][32];
+      if (slices_log2 > 0) {
+        sums[warp_][lane_] = sum;
+        __syncthreads();
+#pragma unroll 1
+        for (int s = 1; s < 1 << slices_log2 && slice == 0; ++s) Parts::add(sums[warp_ + s][lane_], &sum);
+        __syncthreads();
+      }
+    }
+    if (!used) sum.state = {0.0f, 1.0f};
+    if (slice == 0) write<pieces>(to, column, sum, used);
   }
 
   // Up to 64 chunks, by a warp: eight at a time.
   __device__ __forceinline__ void few_chunks(int32_t row, int32_t column) {
     __shared__ WaitingNodes<float4, 4, 32> waiting_of_warps[kSlices];
     auto &waiting = waiting_of_warps[warp_];
-    const RowParts parts(l_, tile_rows_, job_, row, column);
-    const rules::SoftmaxState mine[2] = {parts.state_or_none(lane_), parts.state_or_none(lane_ + 32)};
+    const Parts parts(l_, job_, row, column, job_.parts);
+    const rules::SoftmaxState mine[2] = {parts.state(lane_), parts.state(lane_ + 32)};
     rules::SoftmaxState state = kNoKeys;
     float4 x = {};
     const int32_t rounds = rules::ceil_div(job_.parts, 8);
@@ -378,58 +392,18 @@ class Combine {
       const int from = round % 4 * 8 + lane_ % 8;
       const rules::SoftmaxState of = round < 4 ? mine[0] : mine[1];
       const float max = __shfl_sync(~0u, of.max, from), sum = __shfl_sync(~0u, of.sum, from);
-      const RowParts::Sum s = parts.of_eight(round * 8, lane_ < 8 ? rules::SoftmaxState{max, sum} : kNoKeys);
-      state = {s.largest, s.sum};
-      x = s.acc;
+      const typename Parts::template Sum<1> s =
+          parts.merge_of_eight(round * 8, lane_ < 8 ? rules::SoftmaxState{max, sum} : kNoKeys);
+      state = s.state;
+      x = {s.acc[0][0], s.acc[0][1], s.acc[0][2], s.acc[0][3]};
       const int level = waiting.merge(round, rounds, lane_, &state, &x);
       __syncwarp();
       waiting.values[level][lane_] = x;
       if (lane_ == 0) waiting.states[level] = state;
       __syncwarp();
     }
-    const RowResult to = result(row, state.max, state.sum);
-    if (column + lane_ == 0) p_.lse[to.lse] = to.log_sum;
-    write(to, column, rules::weighs_nothing(state) ? float4{} : x);  // acc that weighs nothing may be anything
-  }
-
-  // More of them, by a block.
-  __device__ __forceinline__ void many(int32_t row, int32_t column) {
-    __shared__ float slices[kSlices][kColumns], sums[kSlices];
-    const RowParts parts(l_, tile_rows_, job_, row, column);
-    RowParts::Values x;
-    parts.load(warp_, kSlices, x);
-    const float largest = parts.largest();
-    float sum = 0.0f;
-    float4 acc = {};
-#pragma unroll 1
-    for (int32_t base = warp_; base < job_.parts; base += 32 * kSlices) {
-      const float weight = parts.weight(base + lane_ * kSlices, largest, &sum);
-#pragma unroll 1
-      for (int32_t k = 0; k < 32 && base + k * kSlices < job_.parts; k += RowParts::kAtOnce) {
-        if (base + k > warp_) parts.load(base + k * kSlices, kSlices, x);
-        RowParts::add(weight, k, x, &acc);
-      }
-    }
-    sum = sum_of_lanes(sum);
-    *reinterpret_cast<float4 *>(&slices[warp_][lane_ * 4]) = acc;
-    if (lane_ == 0) sums[warp_] = sum;
-    __syncthreads();
-    if (threadIdx.x < kColumns) {
-      float all = 0.0f, number = 0.0f;
-#pragma unroll
-      for (int s = 0; s < kSlices; ++s) {
-        all += sums[s];
-        number += slices[s][threadIdx.x];
-      }
-      write_number(row, column, {largest, all}, number);
-    }
-    __syncthreads();
-  }
-
-  static __device__ __forceinline__ float sum_of_lanes(float x) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-    return x;
+    if (rules::weighs_nothing(state)) x = {};
+    write<1>(place(row), column, {state, {{x.x, x.y, x.z, x.w}}});  // acc that weighs nothing may be anything
   }
 
   // Any number of chunks, by a block: a warp takes eight at a time, then each of kColumns threads its column of the eight nodes; nodes of 64
@@ -440,7 +414,7 @@ class Combine {
     __shared__ float nodes[kSlices][kColumns];
     __shared__ rules::SoftmaxState states[kSlices];
     __shared__ WaitingNodes<float, kLevels, kColumns> waiting;
-    const RowParts parts(l_, tile_rows_, job_, row, column);
+    const Parts parts(l_, job_, row, column, job_.parts);
     const auto c = static_cast<int32_t>(threadIdx.x);
     rules::SoftmaxState state = kNoKeys;
     float x = 0.0f;
@@ -448,9 +422,9 @@ class Combine {
 #pragma unroll 1
     for (int32_t round = 0; round < rounds; ++round) {
       const int32_t base = (round * kSlices + warp_) * 8;
-      const RowParts::Sum s = parts.of_eight(base, lane_ < 8 ? parts.state_or_none(base + lane_) : kNoKeys);
-      *reinterpret_cast<float4 *>(&nodes[warp_][lane_ * 4]) = s.acc;
-      if (lane_ == 0) states[warp_] = {s.largest, s.sum};
+      const typename Parts::template Sum<1> s = parts.merge_of_eight(base, lane_ < 8 ? parts.state(base + lane_) : kNoKeys);
+      *reinterpret_cast<float4 *>(&nodes[warp_][lane_ * 4]) = {s.acc[0][0], s.acc[0][1], s.acc[0][2], s.acc[0][3]};
+      if (lane_ == 0) states[warp_] = s.state;
       __syncthreads();
       int level = 0;
       if (c < kColumns) {
@@ -482,66 +456,90 @@ class Combine {
     __syncthreads();
   }
 
-  // Of a warp's columns from `column` on.
-  __device__ __forceinline__ void write(const RowResult &to, int32_t column, float4 acc) const {
-    const float x[4] = {acc.x, acc.y, acc.z, acc.w};
+  // Whether numbers are written two at a time, of a 16-bit type.
+  __device__ __forceinline__ bool stores_pairs() const { return l_.out_16_bytes && p_.q_dtype != DType::f32; }
+
+  // Of a warp's columns from `column` on; by pairs, if there are several pieces.
+  template <int pieces>
+  __device__ __forceinline__ void write(const RowPlace &to, int32_t column, const typename Parts::template Sum<pieces> &sum,
+                                        bool used = true) const {
+    const RowState state = {sum.state, !rules::weighs_nothing(sum.state) || has_keys(to)};
+    if (column + lane_ == 0 && used) p_.lse[to.lse] = lse_of(state);
+    const float scale = row_scale(state, out_scale_);
+    const int32_t first = column + Parts::column_of(lane_, 0);
+    if (pieces > 1 || stores_pairs()) {
+      auto *at = static_cast<uint16_t *>(p_.out) + to.out + first;
 #pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const int32_t c = column + column_of(lane_, i);
-      if (c >= p_.v_dim) return;
-      store_two(l_, to.out + c, x[i] * to.scale, x[i + 1] * to.scale);
+      for (int i = 0; i < pieces; ++i) {
+#pragma unroll
+        for (int k = 0; k < numbers; k += 2) {
+          const int32_t c = i * kColumns + k / 2 * 8;
+          if (first + c < p_.v_dim && used)
+            *reinterpret_cast<uint32_t *>(at + c) = pack(sum.acc[i][k] * scale, sum.acc[i][k + 1] * scale);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < numbers; ++i) {
+        const int32_t c = column + Parts::column_of(lane_, i);
+        float x = sum.acc[0][0];
+#pragma unroll
+        for (int k = 1; k < numbers; ++k) x = i == k ? sum.acc[0][k] : x;
+        if (c < p_.v_dim && used) store(p_.q_dtype, p_.out, to.out + c, x * scale);
+      }
     }
+  }
+
+  // Two numbers of a 16-bit type.
+  __device__ __forceinline__ uint32_t pack(float low, float high) const {
+    const uint32_t bf16 = Bf16::pack(low, high), f16 = F16::pack(low, high);
+    return p_.q_dtype == DType::bf16 ? bf16 : f16;
   }
 
   // Of the column that thread threadIdx.x < kColumns has.
   __device__ __forceinline__ void write_number(int32_t row, int32_t column, rules::SoftmaxState s, float x) const {
-    const int32_t c = column + column_of(static_cast<int32_t>(threadIdx.x) / 4, static_cast<int32_t>(threadIdx.x) % 4);
+    const int32_t c = column + Parts::column_of(static_cast<int32_t>(threadIdx.x) / 4, static_cast<int32_t>(threadIdx.x) % 4);
     if (c >= p_.v_dim) return;
-    const RowResult to = result(row, s.max, s.sum);
-    store(p_.q_dtype, p_.out, to.out + c, x * to.scale);
-    if (c == 0) p_.lse[to.lse] = to.log_sum;
+    const RowPlace to = place(row);
+    const RowState state = {s, !rules::weighs_nothing(s) || has_keys(to)};
+    store(p_.q_dtype, p_.out, to.out + c, x * row_scale(state, out_scale_));
+    if (c == 0) p_.lse[to.lse] = lse_of(state);
   }
 
-  __device__ __forceinline__ RowResult result(int32_t row, float largest, float sum) const {
+  __device__ __forceinline__ RowPlace place(int32_t row) const {
     const rules::Row r = rules::unpack_row(job_.first_row + row, p_.num_heads);
-    RowState state = {{largest, sum}, true};
-    if (rules::weighs_nothing(state.softmax)) state.has_keys = rules::visible_keys(p_, job_.request, r.token) > 0;
-    return {rules::out_offset(p_, job_.request, r), rules::lse_offset(p_, job_.request, r), row_scale(state, out_scale_),
-            lse_of(state)};
+    return {rules::out_offset(p_, job_.request, r), rules::lse_offset(p_, job_.request, r), r.token};
+  }
+  __device__ __forceinline__ bool has_keys(const RowPlace &row) const {
+    return rules::visible_keys(p_, job_.request, row.token) > 0;
   }
 
   const Launch &l_;
   const Problem &p_;
-  const int32_t tile_rows_;
   const CombineJob &job_;
   const float out_scale_;
-  const int warp_ = threadIdx.x / 32, lane_ = threadIdx.x % 32;
+  const int warp_ = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0), lane_ = threadIdx.x % 32;
 };
 
-// `tile_rows`: rows of a part.
-template <int arch, bool chunks>
-__global__ void __launch_bounds__(kCombineThreads, chunks ? 2 : kCombineBlocks)
-    combine_kernel(const __grid_constant__ Launch l, int32_t tile_rows) {
+template <int arch, int numbers, bool chunks>
+__global__ void __launch_bounds__(kCombineThreads, chunks || numbers == 8 ? 2 : kCombineBlocks)
+    combine_kernel(const __grid_constant__ Launch l) {
   __shared__ CombineJob job;
-  __shared__ Cuts cuts;
   ptx::launch_dependents();
-  ptx::wait_for_previous_grid();
   const auto blocks = static_cast<int32_t>(gridDim.x);
-  if (l.splits == 0) cuts.read(l);
+  auto i = static_cast<int32_t>(blockIdx.x);
 #pragma unroll 1
-  for (auto i = static_cast<int32_t>(blockIdx.x);; i += blocks) {
+  do {
     __syncthreads();
     if (threadIdx.x < 32) {
-      if (l.splits > 0) {
-        if (threadIdx.x == 0) find_piece(l, tile_rows, i, blocks, &job);
-      } else {
-        cuts.find(l, tile_rows, i, blocks, &job);
-      }
+      const CombineJob mine = Jobs(l, blocks).get(i);
+      if (threadIdx.x == 0) job = mine;
     }
     __syncthreads();
-    if (job.parts == 0) return;
-    Combine<chunks>(l, tile_rows, job).run();
-  }
+    Combine<numbers, chunks>(l, job).run();
+    i += blocks;
+  } while (job.more);
+  ptx::wait_for_previous_grid();  // those without a job too: the call is over when all have ended
 }
 
 }  // namespace mlaverify::cuda

@@ -114,8 +114,8 @@ cudaError_t allow_shared_memory(const VerifyKernel &kernel) {
 Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t stream) {
   Launch &l = plan.launch;
   const VerifyKernel &kernel = plan.choice.kernel;
-  l.cuts = static_cast<rules::CutTile *>(workspace);
-  l.parts = reinterpret_cast<float *>(static_cast<char *>(workspace) + rules::gpu_cuts_bytes(l.blocks));
+  l.states = static_cast<rules::PartState *>(workspace);
+  l.accs = static_cast<char *>(workspace) + rules::gpu_states_bytes(l.part, plan.series);
 
   if (l.box_keys > 0 && !cuda::make_kv_map(l.p, l.box_keys, &l.kv_map)) {
     l.box_keys = 0;
@@ -136,7 +136,7 @@ Status launch(const Device &device, Plan &plan, void *workspace, cudaStream_t st
   config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
   config.gridDim = dim3(static_cast<unsigned>(l.blocks));
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
-  void *args[] = {&l, &plan.choice.kernel.rows};
+  void *args[] = {&l};
   error = cudaLaunchKernelExC(&config, kernel.function, args);
   if (error != cudaSuccess) return failed("launch of the verify kernel", error);
   if (plan.combine_blocks == 0) return {};

@@ -37,14 +37,22 @@ void add_widths(std::vector<TensorKernel> *list) {
   add<T, 288, 256>(list);
 }
 
+// Only Hopper's kernels write partial results in f16.
+template <int arch>
+const void *combine_f16() {
+  if constexpr (arch == 90) return reinterpret_cast<const void *>(combine_kernel<arch, 8, false>);
+  return nullptr;
+}
+
 KernelSet make_set() {
-  KernelSet set;
+  KernelSet set = {};
   add_widths<Bf16>(&set.tensor);
   add_widths<F16>(&set.tensor);
   using G = GenericConfig;
   set.generic = {G::kRows, G::kKeys, G::kThreads, 2, 0, reinterpret_cast<const void *>(verify_generic_kernel<kArch>)};
-  set.combine = reinterpret_cast<const void *>(combine_kernel<kArch, false>);
-  set.combine_chunks = reinterpret_cast<const void *>(combine_kernel<kArch, true>);
+  set.combine = reinterpret_cast<const void *>(combine_kernel<kArch, 4, false>);
+  set.combine_f16 = combine_f16<kArch>();
+  set.combine_chunks = reinterpret_cast<const void *>(combine_kernel<kArch, 4, true>);
   return set;
 }
 

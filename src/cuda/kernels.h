@@ -15,6 +15,7 @@ struct VerifyKernel {
   int32_t shared_bytes;  // of a block
   const void *function;
   bool copies_boxes = false;  // wants Launch::kv_map where pages allow it
+  bool f16_parts = false;     // writes partial results in f16, but in the batch-invariant mode
 };
 
 // A tensor-core kernel and what it is compiled for.
@@ -30,10 +31,9 @@ constexpr int32_t generic_shared_bytes(int32_t qk_dim) {
   return 4 * (kGenericRows * qk_dim + kGenericKeys * (qk_dim + 1) + kGenericRows * kGenericKeys + 3 * kGenericRows);
 }
 
-// The combine kernel: slices of the parts of a row; threads of a block, a warp a slice; columns that a warp takes at a time, four a lane;
-// blocks that a multiprocessor has room for.
+// The combine kernel: slices of the parts of a row; threads of a block, a warp a slice; blocks that a multiprocessor has room for.
 constexpr int32_t kCombineSlices = rules::gpu_config().s2_num_warps;
-constexpr int32_t kCombineThreads = 32 * kCombineSlices, kCombineColumns = 128, kCombineBlocks = 3;
+constexpr int32_t kCombineThreads = 32 * kCombineSlices, kCombineBlocks = 3;
 static_assert(rules::gpu_config().s2_block_s == kCombineThreads);
 
 // Shares of a call at most: more than any GPU has room for.
@@ -42,15 +42,15 @@ constexpr int32_t kMaxShares = 512;
 struct KernelSet {
   std::vector<TensorKernel> tensor;
   VerifyKernel generic;  // shared_bytes 0: generic_shared_bytes() of the width
-  // Of parts in general, and of chunks in the batch-invariant mode; take a Launch and the rows of a tile.
-  const void *combine, *combine_chunks;
+  // Of parts in f32, of parts in f16, and of chunks in the batch-invariant mode; take a Launch.
+  const void *combine, *combine_f16, *combine_chunks;
 };
 
 // The set of compiled code `arch`: 80, 89 or 90.
 template <int arch>
 const KernelSet &kernel_set();
 
-// Tensor-core kernels of compute capability 9.0 alone, to be preferred there. FP8 caches are not for them.
-const std::vector<TensorKernel> &hopper_kernels();
+// Tensor-core kernels of compute capability 9.0 alone, to be preferred there: for a cache of the type of q (any 16-bit `cache`), or of FP8.
+const std::vector<TensorKernel> &hopper_kernels(DType cache);
 
 }  // namespace mlaverify::cuda

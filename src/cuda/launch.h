@@ -17,6 +17,7 @@ struct Launch {
   int32_t row_group;   // row tiles that as many neighbouring blocks take at the same time, over the same keys
   int32_t row_groups;  // of a request
   int32_t blocks;      // of the verify kernel; a multiple of row_group
+  int32_t blocks_per_sm;
   rules::ShareChoice share_choice;
   bool out_16_bytes;  // rows of `out` may be written 16 bytes at a time
   // 0: balanced shares. Else every request is cut in `splits` pieces by the split rule.
@@ -35,8 +36,8 @@ struct Launch {
   TensorMap kv_map;
   // Workspace (rules/workspace.h).
   rules::GpuPartLayout part;
-  rules::CutTile *cuts;  // [blocks / row_group]: what the border before each share cuts; the first one has the number of shares
-  float *parts;          // partial results
+  rules::PartState *states;
+  void *accs;
 };
 
 }  // namespace mlaverify::cuda

@@ -11,29 +11,38 @@ namespace mlaverify::cuda {
 
 class Part {
  public:
-  __device__ __forceinline__ Part(const Launch &l, const rules::GpuPartLayout &layout, int64_t slot)
-      : at_(l.parts + slot * layout.size), layout_(layout) {}
+  __device__ __forceinline__ Part(const Launch &l, const rules::GpuPartLayout &layout, rules::PartPlace at)
+      : layout_(layout),
+        state_(l.states + rules::state_offset(layout, at, 0)),
+        acc_(static_cast<float4 *>(l.accs) + rules::acc_at(layout, at)) {}
 
   __device__ __forceinline__ rules::SoftmaxState state(int32_t row) const {
-    return {at_[layout_.max + row], at_[layout_.sum + row]};
+    const float2 s = *reinterpret_cast<const float2 *>(state_ + row * layout_.pieces);
+    return {s.x, s.y};
   }
   __device__ __forceinline__ void set_state(int32_t row, rules::SoftmaxState s) const {
-    at_[layout_.max + row] = s.max;
-    at_[layout_.sum + row] = s.sum;
+    *reinterpret_cast<float2 *>(state_ + row * layout_.pieces) = {s.max, s.sum};
+  }
+  // The same of an acc in f16, of which this thread knows one of the two scales.
+  __device__ __forceinline__ void set_state(int32_t row, rules::SoftmaxState s, int range, float scale) const {
+    if (range == 0) set_state(row, s);
+    state_[row * layout_.pieces].scale[range] = scale;
   }
 
-  // The numbers of a block that belong to a lane of a warp whose m16n8 fragments of rows row, ... and columns column, ..., column + 8, ...
-  // these are (both whole blocks' first ones): two of the first fragment, two of the second.
+  // The 16 bytes of a block that belong to a lane of a warp whose m16n8 fragments of rows row, ... and columns column, ..., column + 8, ...
+  // these are (both whole blocks' first ones): two numbers of each fragment.
   __device__ __forceinline__ float4 *fragments(int32_t row, int32_t column) const {
-    return reinterpret_cast<float4 *>(at_ + rules::acc_block(layout_, row, column)) + ptx::lane();
+    return acc_ + rules::acc_vector(layout_, row, column) + ptx::lane();
   }
+  // One in f32.
   __device__ __forceinline__ float *number(int32_t row, int32_t column) const {
-    return at_ + rules::acc_offset(layout_, row, column);
+    return reinterpret_cast<float *>(acc_ + rules::acc_vector(layout_, row, column)) + rules::acc_number(layout_, column);
   }
 
  private:
-  float *const at_;
   const rules::GpuPartLayout layout_;
+  rules::PartState *const state_;
+  float4 *const acc_;
 };
 
 constexpr rules::SoftmaxState kNoKeys = {-__builtin_huge_valf(), 0.0f};
@@ -56,29 +65,31 @@ __device__ __forceinline__ float4 merged(const rules::MergeStep &m, float4 left,
 }
 
 // Whether an item is one of several chunks of a row tile.
-__device__ __forceinline__ bool is_chunk(const Launch &l, const volatile Item &item) { return l.chunks > 0 && item.part >= 0; }
+__device__ __forceinline__ bool is_chunk(const Launch &l, const volatile Item &item) { return l.chunks > 0 && item.piece >= 0; }
 
 // Whether a partial result has an acc: where it weighs nothing, that is not looked at.
 __device__ __forceinline__ bool has_acc(const Launch &l, const volatile Item &item) {
   return item.key_begin < item.key_end || l.chunks > 0;
 }
 
-// Batch-invariant mode: an item of a block is done, and merged along the tree with the block's items before it, by merge(left), which gets the
-// slot of what is on the left; clear(slot) is called for each slot whose content has gone into another one or that is not used. Returns
-// the slot for what has come out, negative if it is the whole result. merge() must not return before all threads have read the slot.
+// Batch-invariant mode: an item of a block is done, and merged along the tree with the block's items before it, by merge(piece), which gets
+// the piece of the series that is on the left; clear(piece) is called for each whose place's content has gone into another one or that is not
+// used. Returns the piece for what has come out, negative if it is the whole result. merge() must not return before all threads have read
+// the place.
 template <class Merge, class Clear>
-__device__ __forceinline__ int64_t merge_chunk(const Launch &l, const volatile Item &item, Merge merge, Clear clear) {
-  const int64_t slots = first_chunk_slot(l, item.request, item.row_tile);
-  rules::TreeNode node = {item.chunk, 0};
+__device__ __forceinline__ int32_t merge_chunk(const volatile Item &item, Merge merge, Clear clear) {
+  int32_t first = item.chunk, level = 0;  // fits 32 bits, and takes fewer registers
   for (;;) {
+    rules::TreeNode node = {first, level};
     if (item.last_chunk) node = rules::pass_through(node, item.first_chunk);
     if (!rules::merges_left(node, item.first_chunk)) break;
-    clear(slots + node.first * l.row_group);
+    clear(static_cast<int32_t>(ptx::not_hoisted(static_cast<uint32_t>(first))));  // (else ptxas spills)
     const rules::TreeNode left = rules::left_sibling(node);
-    merge(slots + left.first * l.row_group);
-    node = rules::parent(left);
+    first = static_cast<int32_t>(left.first);
+    merge(first);
+    level = node.level + 1;
   }
-  return node.first == 0 && item.last_chunk ? -1 : slots + node.first * l.row_group;
+  return first == 0 && item.last_chunk ? -1 : first;
 }
 
 }  // namespace mlaverify::cuda

@@ -41,9 +41,10 @@ const char *generic_only(const Target &target, const Problem &p) {
 const VerifyKernel *tensor_kernel(const Target &target, const Problem &p, rules::GpuKernel kernel) {
   if (!rules::has_kernel(target.arch, kernel)) return nullptr;
   const bool hopper = kernel == rules::GpuKernel::hopper;
-  if (hopper && rules::is_fp8(p.kv_dtype)) return nullptr;
+  // Those read FP8 rows 16 bytes at a time.
+  if (hopper && rules::is_fp8(p.kv_dtype) && (p.kv_page_stride % 16 != 0 || p.kv_slot_stride % 16 != 0)) return nullptr;
   const int32_t rows = hopper ? rules::hopper_config().block_h : rules::portable_config(target.arch, kernel).block_h;
-  for (const TensorKernel &k : hopper ? hopper_kernels() : target.kernels->tensor) {
+  for (const TensorKernel &k : hopper ? hopper_kernels(p.kv_dtype) : target.kernels->tensor) {
     if (has_shape(k, p) && k.kernel.rows == rows) return &k.kernel;
   }
   return nullptr;
@@ -55,7 +56,7 @@ int64_t combine_blocks(const Target &target, const Plan &plan) {
   const int64_t jobs = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan.row_tiles_of_all;
   const int64_t rows =
       std::min<int64_t>(int64_t{plan.choice.kernel.rows} * (l.splits == 0 ? l.row_group : 1), rules::request_rows(l.p, 0));
-  return std::min<int64_t>(jobs * rows * rules::ceil_div(l.p.v_dim, kCombineColumns), kCombineBlocks * target.sms);
+  return std::min<int64_t>(jobs * rows * rules::ceil_div(l.p.v_dim, 32 * l.part.numbers), kCombineBlocks * target.sms);
 }
 
 }  // namespace
@@ -114,6 +115,7 @@ Plan make_plan(const Target &target, const Problem &p) {
   l.row_group = rules::row_group(l.row_tiles);
   l.row_groups = rules::ceil_div(l.row_tiles, l.row_group);
   l.blocks = std::clamp(target.sms * kernel.blocks_per_sm / l.row_group, 1, kMaxShares) * l.row_group;
+  l.blocks_per_sm = kernel.blocks_per_sm;
   const int32_t max_shares = l.blocks / l.row_group;
   const int64_t row_groups = std::max<int64_t>(1, int64_t{p.batch} * l.row_groups);
   const auto jobs = static_cast<int32_t>(std::min<int64_t>(row_groups, INT32_MAX));
@@ -138,16 +140,25 @@ Plan make_plan(const Target &target, const Problem &p) {
   }
   l.max_cuts = static_cast<int32_t>(rules::num_chunks(std::min<int64_t>(rules::table_keys(p), INT32_MAX), 1 << l.cut_log2));
   plan.row_tiles_of_all = static_cast<int64_t>(p.batch) * l.row_tiles;
-  plan.combine = l.chunks > 0 ? target.kernels->combine_chunks : target.kernels->combine;
+  l.part = rules::gpu_part_layout(kernel.rows, p.v_dim,
+                                  l.chunks > 0   ? l.chunks
+                                  : l.splits > 0 ? l.splits
+                                                 : max_shares,
+                                  kernel.f16_parts && l.chunks == 0);
+  plan.combine = l.chunks > 0          ? target.kernels->combine_chunks
+                 : l.part.numbers == 8 ? target.kernels->combine_f16
+                                       : target.kernels->combine;
   plan.combine_blocks = combine_blocks(target, plan);
-  l.part = rules::gpu_part_layout(kernel.rows, p.v_dim);
-  if (plan.row_tiles_of_all > 0) {
-    const int64_t places = l.chunks > 0 ? row_groups * l.row_group : plan.row_tiles_of_all;
-    const int64_t slots = rules::gpu_part_slots(places, l.blocks, l.splits, l.chunks);
-    int64_t bytes = 0;  // shapes of a size query need not fit any memory
-    const bool fits = !__builtin_mul_overflow(slots, l.part.size * 4, &bytes) &&
-                      !__builtin_add_overflow(bytes, rules::gpu_cuts_bytes(l.blocks), &bytes);
-    plan.workspace_bytes = fits ? static_cast<std::size_t>(bytes) : SIZE_MAX;
+  if (plan.row_tiles_of_all > 0 && l.splits != 1) {
+    plan.series = l.chunks > 0 || l.splits > 0 ? row_groups * l.row_group : 2 * l.row_group;
+    int64_t places = 0, bytes = 0;  // shapes of a size query need not fit any memory
+    const bool fits = !__builtin_mul_overflow(plan.series, l.part.pieces, &places) &&
+                      !__builtin_mul_overflow(
+                          places, l.part.acc_size * int64_t{16} + l.part.rows * int64_t{sizeof(rules::PartState)}, &bytes) &&
+                      bytes <= INT64_MAX - rules::kWorkspaceAlignment;
+    plan.workspace_bytes = fits ? static_cast<std::size_t>(rules::gpu_states_bytes(l.part, plan.series) +
+                                                           rules::gpu_accs_bytes(l.part, plan.series))
+                                : SIZE_MAX;
   }
   return plan;
 }

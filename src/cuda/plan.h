@@ -44,6 +44,7 @@ struct Plan {
   Choice choice;
   Launch launch;
   int64_t row_tiles_of_all;
+  int64_t series;          // of partial results
   const void *combine;     // the combine kernel
   int64_t combine_blocks;  // its blocks; 0: it is not launched
   std::size_t workspace_bytes;

@@ -77,6 +77,10 @@ __device__ __forceinline__ void store_global_16(float4 *to, float a, float b, fl
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_16(uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -121,6 +125,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
 // Brings a CUtensorMap near, ahead of its first use.
 __device__ __forceinline__ void prefetch_map(const void *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// Brings `bytes` bytes, a multiple of 16 as the address is, to the L2 cache.
+__device__ __forceinline__ void prefetch_to_l2(const void *from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 // How the L2 cache is to treat what is copied: as the first to go, or like everything else.
 __device__ __forceinline__ unsigned long long cache_policy(bool first_to_go) {
@@ -197,8 +205,9 @@ __device__ __forceinline__ void take_registers() {
 }
 
 // Programmatic dependent launch (sm_90): the next kernel may start; wait until the previous one is done and what it wrote is visible.
-// Every kernel of a call waits before it reads or writes anything, and lets the next one start at once: what is overlapped is
-// launching, fetching code and setting up shared memory.
+// What is overlapped is launching, fetching code and setting up shared memory. A verify kernel waits before it reads or writes anything, and
+// lets the merge start behind that: so the merge may read inputs at once, and waits before it reads partial results or writes. It lets
+// what follows start at once.
 __device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -14,8 +14,10 @@ struct Item {
   int32_t request;
   int32_t row_tile;
   int32_t key_begin, key_end;  // nothing to do, but a result to write, where they are equal
-  int64_t part;                // slot of the partial result; negative: the whole result, written to out and lse
-  // Batch-invariant mode: the chunk that the item is, of those of the row tile, which this block has from `first_chunk` on.
+  // Where the partial result goes; negative piece: it is the whole result, written to out and lse. Batch-invariant mode: of the chunk
+  // that the item is.
+  int32_t series, piece;
+  // Batch-invariant mode: the chunk, of those of the row tile, which this block has from `first_chunk` on.
   int32_t chunk = 0, first_chunk = 0;
   bool last_chunk = false;  // of the row tile
 };
@@ -73,7 +75,8 @@ class Line {
     if (owner > 0) at -= before;
     if (per_lane_ == 1) {  // the sums at hand say all
       const int32_t mine = __shfl_sync(~0u, end_, owner) - (owner > 0 ? before : 0);
-      const int32_t n = groups_ > 1 ? mine / groups_ : mine, row_tile = groups_ > 1 ? at / n : 0;
+      const int32_t n = groups_ > 1 ? rules::quotient_31(mine, groups_) : mine,
+                    row_tile = groups_ > 1 ? rules::quotient_31(at, n) : 0;
       return {owner, row_tile, at - row_tile * n};
     }
 #pragma unroll 1
@@ -89,7 +92,8 @@ class Line {
       }
       const int found = __ffs(beyond) - 1;
       const int32_t n = __shfl_sync(~0u, tiles, found);
-      const int32_t offset = at - (__shfl_sync(~0u, end, found) - n * groups_), row_tile = groups_ > 1 ? offset / n : 0;
+      const int32_t offset = at - (__shfl_sync(~0u, end, found) - n * groups_),
+                    row_tile = groups_ > 1 ? rules::quotient_31(offset, n) : 0;
       return {first + found, row_tile, offset - row_tile * n};
     }
   }
@@ -112,15 +116,9 @@ class Line {
   const int lane_ = threadIdx.x % 32;
 };
 
-// Slot of a piece of a request that is cut by a rule: pieces of a row tile lie one after the other.
-__device__ __forceinline__ int64_t split_slot(const Launch &l, int32_t request, int32_t row_tile, int32_t split) {
-  return (static_cast<int64_t>(request) * l.row_tiles + row_tile) * l.splits + split;
-}
-
-// Slot of chunk 0 of a row tile.
-__device__ __forceinline__ int64_t first_chunk_slot(const Launch &l, int32_t request, int32_t row_tile) {
-  const int32_t group = row_tile / l.row_group;
-  return rules::chunk_slot(int64_t{request} * l.row_groups + group, l.chunks, 0, l.row_group, row_tile - group * l.row_group);
+// Place of a piece by the split rule, or of a chunk.
+__device__ __forceinline__ rules::PartPlace piece_place(const Launch &l, int32_t request, int32_t row_tile, int32_t piece) {
+  return rules::piece_place(request, l.row_groups, l.row_group, row_tile, piece);
 }
 
 // How far a block is in its items.
@@ -136,26 +134,17 @@ class Items {
  public:
   __device__ __forceinline__ explicit Items(const Launch &l) : l_(l), p_(l.p) {}
 
-  // `writer` is one of the threads that call this, of a warp that nothing waits for: it notes for the merge what this share's border cuts.
-  __device__ __forceinline__ ItemCursor begin(int writer) const {
+  __device__ __forceinline__ ItemCursor begin() const {
     ItemCursor cursor = {};
     if (l_.splits > 0) return cursor;
     const Line line(l_);
     const int32_t shares = rules::num_shares(l_.share_choice, line.total(), line.all_equal());
-    const auto share = static_cast<int32_t>(blockIdx.x) / l_.row_group;
-    int32_t begin = 0;
+    const auto share = rules::quotient_31(static_cast<int32_t>(blockIdx.x), l_.row_group);
     if (share < shares) {
-      begin = rules::share_begin(line.total(), shares, share);
+      const int32_t begin = rules::share_begin(line.total(), shares, share);
       cursor.left = rules::share_begin(line.total(), shares, share + 1) - begin;
       if (cursor.left > 0) cursor.at = line.locate(begin);
       cursor.first = cursor.at.key_tile;
-    }
-    if (static_cast<int>(threadIdx.x) == writer && blockIdx.x % l_.row_group == 0) {
-      rules::CutTile cut = {};
-      if (cursor.at.key_tile > 0)
-        cut = rules::cut_tile(line.total(), shares, begin, cursor.at, line_tiles(l_, cursor.at.request));
-      if (share == 0) cut.borders = shares;
-      l_.cuts[share] = cut;
     }
     return cursor;
   }
@@ -200,7 +189,8 @@ class Items {
     const int32_t keys = keys_of(request, row_tile);
     const auto begin = static_cast<int32_t>(rules::min<int64_t>(range.begin, keys));
     const auto end = static_cast<int32_t>(rules::min<int64_t>(range.end, keys));
-    *item = {request, row_tile, begin, rules::max(begin, end), l_.splits == 1 ? -1 : split_slot(l_, request, row_tile, split)};
+    const rules::PartPlace place = piece_place(l_, request, row_tile, split);
+    *item = {request, row_tile, begin, rules::max(begin, end), place.series, l_.splits == 1 ? -1 : place.piece};
     return true;
   }
 
@@ -217,7 +207,7 @@ class Items {
       }
       if (at.key_tile >= tiles) continue;
       cursor->left -= n;
-      const int32_t share = block() / l_.row_group, member = block() - share * l_.row_group;
+      const int32_t share = rules::quotient_31(block(), l_.row_group), member = block() - share * l_.row_group;
       const int32_t row_tile = at.row_tile * l_.row_group + member;
       if (row_tile >= row_tiles()) continue;
       const int32_t keys = keys_of(at.request, row_tile);
@@ -225,8 +215,11 @@ class Items {
       const auto begin = static_cast<uint32_t>(at.key_tile) << l_.cut_log2, length = static_cast<uint32_t>(n) << l_.cut_log2;
       const auto key_begin = static_cast<int32_t>(rules::min(begin, static_cast<uint32_t>(keys)));
       const auto key_end = static_cast<int32_t>(rules::min(begin + length, static_cast<uint32_t>(keys)));
-      const int64_t slot = rules::part_slot(share, at.key_tile == 0, l_.row_group, member);
-      *item = {at.request, row_tile, key_begin, key_end, n == tiles ? -1 : slot, at.key_tile, first, at.key_tile + 1 == tiles};
+      const rules::PartPlace place = l_.chunks > 0 ? piece_place(l_, at.request, row_tile, at.key_tile)
+                                                   : rules::share_place(share, at.key_tile == 0, l_.row_group, member);
+      *item = {at.request,  row_tile,     key_begin,
+               key_end,     place.series, n == tiles ? -1 : place.piece,
+               at.key_tile, first,        at.key_tile + 1 == tiles};
       return true;
     }
     return false;
@@ -241,7 +234,7 @@ class Items {
       const auto request = static_cast<int32_t>(rules::quotient(i, l_.row_tiles));
       const auto row_tile = static_cast<int32_t>(rules::remainder(i, l_.row_tiles));
       if (line_tiles(l_, request) > 0) continue;
-      *item = {request, row_tile, 0, 0, -1};
+      *item = {request, row_tile, 0, 0, 0, -1};
       return true;
     }
     return false;

@@ -1,10 +1,9 @@
 // What both kinds of warps of verify_sm80.cuh share: sizes, the layout of shared memory, barriers, copies.
 #pragma once
 
-#include <cuda_fp8.h>
-
 #include "cuda/ptx.cuh"
 #include "cuda/schedule.cuh"
+#include "cuda/widen.cuh"
 #include "rules/number.h"
 
 namespace mlaverify::cuda {
@@ -75,20 +74,6 @@ template <int kPitchBytes>
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
   static_assert(kPitchBytes % 128 == 0);
   return static_cast<uint32_t>(row * kPitchBytes + ((chunk ^ (row & 7)) << 4));
-}
-
-// 8 FP8 numbers as 8 numbers of T, exactly.
-template <class T>
-__device__ __forceinline__ uint4 widen(uint2 from, bool e4m3) {
-  uint32_t to[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const auto two = static_cast<__nv_fp8x2_storage_t>((i < 2 ? from.x : from.y) >> (i % 2 * 16) & 0xffffu);
-    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(two, e4m3 ? __NV_E4M3 : __NV_E5M2);
-    const float2 f = __half22float2(__half2(h));
-    to[i] = T::pack(f.x, f.y);
-  }
-  return {to[0], to[1], to[2], to[3]};
 }
 
 // Copies four rows into a tile: a row by each eight lanes, which pass its address (null: zeros) and its row of the tile.

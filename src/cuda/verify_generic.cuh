@@ -150,7 +150,7 @@ class GenericBlock {
     }
   }
 
-  // Merges what lies in a slot and acc.
+  // Merges what lies in the place of a piece and acc.
   __device__ __forceinline__ void merge_part(const Part &part, int rows, float (&acc)[C::kRows][C::kColumns]) {
     for_numbers(rows, [&](int r, int j, int c) {
       const rules::MergeStep m = merge_in_log2(part.state(r), {max_[r], sum_[r]});
@@ -166,22 +166,22 @@ class GenericBlock {
     __syncthreads();
   }
 
-  __device__ __forceinline__ int64_t merge_chunk(const Item &item, int rows, const rules::GpuPartLayout &layout,
-                                                 float (&acc)[C::kRows][C::kColumns]) {
+  __device__ __forceinline__ Part part(const Item &item, int32_t piece) const { return {l_, l_.part, {item.series, piece}}; }
+
+  __device__ __forceinline__ int32_t merge_chunk(const Item &item, int rows, float (&acc)[C::kRows][C::kColumns]) {
     return cuda::merge_chunk(
-        l_, item, [&](int64_t slot) { merge_part(Part(l_, layout, slot), rows, acc); },
-        [&](int64_t slot) {
-          if (threadIdx.x < rows) Part(l_, layout, slot).set_state(threadIdx.x, kNoKeys);
+        item, [&](int32_t left) { merge_part(part(item, left), rows, acc); },
+        [&](int32_t piece) {
+          if (threadIdx.x < rows) part(item, piece).set_state(threadIdx.x, kNoKeys);
         });
   }
 
   __device__ __forceinline__ void finish(const Item &item, int rows, float (&acc)[C::kRows][C::kColumns]) {
     const int32_t first = item.row_tile * C::kRows;
-    const rules::GpuPartLayout layout = rules::gpu_part_layout(C::kRows, p_.v_dim);
-    int64_t slot = item.part;
-    if (is_chunk(l_, item)) slot = merge_chunk(item, rows, layout, acc);
-    if (slot >= 0) {
-      const Part part(l_, layout, slot);
+    int32_t piece = item.piece;
+    if (is_chunk(l_, item)) piece = merge_chunk(item, rows, acc);
+    if (piece >= 0) {
+      const Part part = this->part(item, piece);
       if (threadIdx.x < rows) part.set_state(threadIdx.x, {max_[threadIdx.x], sum_[threadIdx.x]});
       for_numbers(rows, [&](int r, int j, int c) { *part.number(r, c) = acc[r][j]; });
       return;
@@ -211,11 +211,11 @@ class GenericBlock {
 template <int arch>
 __global__ void __launch_bounds__(GenericConfig::kThreads) verify_generic_kernel(const __grid_constant__ Launch l) {
   extern __shared__ float generic_shared[];
-  ptx::launch_dependents();
   ptx::wait_for_previous_grid();
+  ptx::launch_dependents();
   GenericBlock block(l, generic_shared);
   const Items<GenericConfig::kRows> items(l);
-  ItemCursor cursor = items.begin(0);
+  ItemCursor cursor = items.begin();
   for (Item item; items.next(&cursor, &item);) block.run(item);
 }
 

@@ -91,11 +91,12 @@ class Sm80ValueWarp {
       }
     }
     if (tiles > 0) ring_.phase ^= 1;  // once around more than tiles
+    page_ = -1;                       // takes no register from here on
     ptx::barrier_sync(kItem, C::kThreads);
-    int64_t slot = item.part;
-    if (is_chunk(l_, item)) slot = merge_chunk(item);
-    if (slot >= 0) {
-      write_part(item, slot);
+    int32_t piece = item.piece;
+    if (is_chunk(l_, item)) piece = merge_chunk(item);
+    if (piece >= 0) {
+      write_part(item, piece);
     } else {
       write_result(item);
     }
@@ -216,7 +217,9 @@ class Sm80ValueWarp {
     reinterpret_cast<float *>(shared_ + C::kOffsetSum)[row] = s.sum;
   }
 
-  static __device__ __forceinline__ rules::GpuPartLayout part_layout() { return rules::gpu_part_layout(C::kRows, C::kV); }
+  __device__ __forceinline__ Part part(const Item &item, int32_t piece) const {
+    return {l_, rules::gpu_part_layout(C::kRows, C::kV, l_.part.pieces, false), {item.series, piece}};
+  }
 
   // Calls f(row) for each row of the tile, shared out over the value warps' threads.
   template <class F>
@@ -226,10 +229,10 @@ class Sm80ValueWarp {
     for (int r = warp() * 32 + ptx::lane(); r < rows; r += 32 * C::kValueWarps) f(r);
   }
 
-  __device__ __forceinline__ void write_part(const Item &item, int64_t slot) {
-    const Part part(l_, part_layout(), slot);
-    for_rows(item, [&](int r) { part.set_state(r, {max_of(r), sum_of(r)}); });
+  __device__ __forceinline__ void write_part(const Item &item, int32_t piece) {
+    for_rows(item, [&](int r) { part(item, piece).set_state(r, {max_of(r), sum_of(r)}); });
     if (!has_acc(l_, item)) return;
+    const Part part = this->part(item, piece);
     const int rows = rows_of_tile<C::kRows>(p_, item.request, item.row_tile);
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
@@ -239,26 +242,26 @@ class Sm80ValueWarp {
         float4 *to = part.fragments(m * 16 + 8 * i, warp() * C::kWarpValues);
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; j += 2) {
-          ptx::store_global_16(to + j / 2 * (rules::kAccBlock / 4), acc_[m][j][2 * i], acc_[m][j][2 * i + 1],
-                               acc_[m][j + 1][2 * i], acc_[m][j + 1][2 * i + 1]);
+          ptx::store_global_16(to + j / 2 * rules::kAccBlock, acc_[m][j][2 * i], acc_[m][j][2 * i + 1], acc_[m][j + 1][2 * i],
+                               acc_[m][j + 1][2 * i + 1]);
         }
       }
     }
   }
 
-  // Merges what lies in a slot and acc. The factors of both lie where those of the tiles did.
-  __device__ __forceinline__ void merge_part(const Item &item, int64_t slot) {
-    const Part part(l_, part_layout(), slot);
+  // Merges what lies in the place of a piece and acc. The factors of both lie where those of the tiles did.
+  __device__ __forceinline__ void merge_part(const Item &item, int32_t piece) {
     auto *factors = reinterpret_cast<float *>(shared_ + C::kOffsetFactors);
     const int rows = rows_of_tile<C::kRows>(p_, item.request, item.row_tile);
 #pragma unroll 1
     for (int r = warp() * 32 + ptx::lane(); r < C::kRows; r += 32 * C::kValueWarps) {
-      const rules::MergeStep m = merge_in_log2(r < rows ? part.state(r) : kNoKeys, {max_of(r), sum_of(r)});
+      const rules::MergeStep m = merge_in_log2(r < rows ? part(item, piece).state(r) : kNoKeys, {max_of(r), sum_of(r)});
       factors[r] = m.a;
       factors[C::kRows + r] = m.b;
       set_state(r, m.merged);
     }
     ptx::barrier_sync(kValues, 32 * C::kValueWarps);
+    const Part part = this->part(item, piece);
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
@@ -268,7 +271,7 @@ class Sm80ValueWarp {
         const float4 *from = part.fragments(m * 16 + 8 * i, warp() * C::kWarpValues);
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; j += 2) {
-          const float4 x = ptx::load_global_16(from + j / 2 * (rules::kAccBlock / 4), step.a != 0.0f);
+          const float4 x = ptx::load_global_16(from + j / 2 * rules::kAccBlock, step.a != 0.0f);
           acc_[m][j][2 * i] = merged(step, x.x, acc_[m][j][2 * i]);
           acc_[m][j][2 * i + 1] = merged(step, x.y, acc_[m][j][2 * i + 1]);
           acc_[m][j + 1][2 * i] = merged(step, x.z, acc_[m][j + 1][2 * i]);
@@ -279,10 +282,10 @@ class Sm80ValueWarp {
     ptx::barrier_sync(kValues, 32 * C::kValueWarps);
   }
 
-  __device__ __forceinline__ int64_t merge_chunk(const Item &item) {
+  __device__ __forceinline__ int32_t merge_chunk(const Item &item) {
     return cuda::merge_chunk(
-        l_, item, [&](int64_t slot) { merge_part(item, slot); },
-        [&](int64_t slot) { for_rows(item, [&](int r) { Part(l_, part_layout(), slot).set_state(r, kNoKeys); }); });
+        item, [&](int32_t left) { merge_part(item, left); },
+        [&](int32_t piece) { for_rows(item, [&](int r) { part(item, piece).set_state(r, kNoKeys); }); });
   }
 
   __device__ __forceinline__ void write_result(const Item &item) {
@@ -328,27 +331,27 @@ class Sm80ValueWarp {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kResident) verify_sm80_kernel(const __grid_constant__ Launch l) {
   extern __shared__ __align__(128) char shared[];
-  ptx::launch_dependents();
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i)
       ptx::mbarrier_init(ptx::shared_address(shared) + C::kOffsetFull + i * 8, 32 * C::kValueWarps);
   }
   __syncthreads();
   ptx::wait_for_previous_grid();
+  ptx::launch_dependents();
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   if (warp < C::kScoreWarps) {
     Sm80ScoreWarp<C> role(l, shared, warp);
     const Items<C::kRows> items(l);
     // The cursor of each warp lies in shared memory meanwhile, where it takes no registers.
     ItemCursor *kept = reinterpret_cast<ItemCursor *>(shared + C::kOffsetCursors) + warp;
-    ItemCursor cursor = items.begin(32);
+    ItemCursor cursor = items.begin();
     for (Item item; items.next(&cursor, &item); cursor = *kept) {
       __syncwarp();  // all lanes have read it
       if (threadIdx.x % 32 == 0) *kept = cursor;
       __syncwarp();
       role.run(item);
     }
-    role.publish({-1, 0, 0, 0, 0});
+    role.publish({-1, 0, 0, 0, 0, 0});
   } else {
     Sm80ValueWarp<C>(l, shared, warp - C::kScoreWarps).run();
   }

@@ -6,7 +6,8 @@
 // tile's scores and softmax. Of the values each group has half of the columns, for every tile.
 //
 //   copies, tile t                    a warp for each part of the tile: wait until it is empty, copy by boxes of the copy engine; or all
-//                                     four one part after the other, 16 bytes a thread (cp.async). "full" completes with the copies
+//                                     four one part after the other, 16 bytes a thread (cp.async). "full" completes with the copies.
+//                                     FP8: all four, from the L2 cache by 16 bytes a thread, widened in registers, stored
 //   the owner of tile t, step t
 //     [1] wait for P(t-1) of the other group; rescale O if its reference moved; O += P(t-1) V; values of t-1 empty
 //     [2] S = Q K^T, each half part as it arrives; "part 0 empty" of tile t
@@ -23,7 +24,7 @@
 // The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then rescale nothing.
 //
 // Barriers           kind         arrivals             orders
-//   full[2][5]       mbarrier     1 + bytes, or 128    the copies of a half part before its products
+//   full[2][5]       mbarrier     1 + bytes, or 128    the copies (or stores) of a half part before its products
 //                                 copying
 //   empty[2][3]      mbarrier     4 warps of a group,  the products that read a part before it is overwritten: of part 0 the owner's
 //                                 of each of a pair    scores, of part 1 + g the values of group g
@@ -40,8 +41,9 @@
 //                                                      block over before a block ends
 //
 // Shared memory, in blocks of 64 rows or keys x 64 columns (8 KB, swizzled): Q Lk/64 (results at the end of an item), two tiles Lk/64
-// each, P 1; then references [64], row sums [2][64], items, barriers. 225 KB for Lk 576: one block a multiprocessor.
-// Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16 twice), 72 a copying one.
+// each, P 1; then references [64], row sums [2][64], items, barriers, what copying warps keep. 225 KB for Lk 576: one block a
+// multiprocessor.
+// Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16 twice), 72 a copying one; FP8: 208 and 88.
 #pragma once
 
 #include "cuda/launch.h"
@@ -75,7 +77,7 @@ class Sm90Products {
       if (item.request == Sm90Copies<C>::kNoMore) return;
       run(item);
       __syncwarp();
-      release(barriers_.item_empty(items % 2));
+      release(barriers_.item_empty(static_cast<int>(ptx::not_hoisted(items) % 2)));
     }
   }
 
@@ -138,10 +140,10 @@ class Sm90Products {
       }
       add_sums();
     }
-    int64_t slot = item.part;
-    if (is_chunk(l_, item)) slot = merge_chunk(item, o);
-    if (slot >= 0) {
-      write_part(item, slot, o);
+    int32_t piece = item.piece;
+    if (is_chunk(l_, item)) piece = merge_chunk(item, o);
+    if (piece >= 0) {
+      write_part(item, piece, o);
     } else {
       write_result(item, o);
     }
@@ -388,40 +390,73 @@ class Sm90Products {
 
   // ---- Results ----
 
-  static __device__ __forceinline__ rules::GpuPartLayout part_layout() { return rules::gpu_part_layout(C::kRows, C::kV); }
+  __device__ __forceinline__ Part part(const volatile Item &item, int32_t piece, bool f16 = false) const {
+    return {l_, rules::gpu_part_layout(C::kRows, C::kV, l_.part.pieces, f16), {item.series, piece}};
+  }
 
   // Of the tile's rows. Rows that only fill it have no partial results: a tile that only completes a pair has no slot of its own.
   __device__ __forceinline__ int32_t used_rows(const volatile Item &item) const {
     return rows_of(p_, item.request) - item.row_tile * C::kRows;
   }
 
-  __device__ __forceinline__ void write_state(const volatile Item &item, int64_t slot, bool keys) const {
+  __device__ __forceinline__ void write_state(const volatile Item &item, int32_t piece, bool keys) const {
     if (group_ != 0 || lane_ % 4 != 0) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (row_of(i) < used_rows(item))
-        Part(l_, part_layout(), slot).set_state(row_of(i), keys ? rules::SoftmaxState{max_[i], sum_[i]} : kNoKeys);
+        part(item, piece).set_state(row_of(i), keys ? rules::SoftmaxState{max_[i], sum_[i]} : kNoKeys);
     }
   }
 
-  __device__ __forceinline__ void write_part(const volatile Item &item, int64_t slot, const float (&o)[128]) const {
-    write_state(item, slot, true);
+  __device__ __forceinline__ void write_part(const volatile Item &item, int32_t piece, const float (&o)[128]) const {
+    if (l_.chunks == 0) return write_part_f16(item, piece, o);
+    write_state(item, piece, true);
     if (!has_acc(l_, item)) return;
-    const Part part(l_, part_layout(), slot);
+    const Part part = this->part(item, piece);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (row_of(i) >= used_rows(item)) continue;
       float4 *to = part.fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
 #pragma unroll
       for (int j = 0; j < C::kGroupValues / 8; j += 2)
-        to[j / 2 * (rules::kAccBlock / 4)] = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1], o[4 * j + 4 + 2 * i],
-                                              o[4 * j + 5 + 2 * i]};
+        to[j / 2 * rules::kAccBlock] = {o[4 * j + 2 * i], o[4 * j + 2 * i + 1], o[4 * j + 4 + 2 * i], o[4 * j + 5 + 2 * i]};
     }
   }
 
-  // Merges what lies in a slot and `o`.
-  __device__ __forceinline__ void merge_part(const volatile Item &item, int64_t slot, float (&o)[128]) {
-    const Part part(l_, part_layout(), slot);
+  // Half the bytes to write, and for the merge to read. A row's numbers are scaled so that its largest one is 2^14 or more: none
+  // overflows, and one 2^28 times smaller still has all its bits.
+  __device__ __forceinline__ void write_part_f16(const volatile Item &item, int32_t piece, const float (&o)[128]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t exponent = row_exponent(o, i);
+      if (row_of(i) >= used_rows(item)) continue;
+      const float factor = __uint_as_float(127 + 127 + 14 - exponent << 23), scale = __uint_as_float(exponent - 14 << 23);
+      if (lane_ % 4 == 0) part(item, piece, true).set_state(row_of(i), {max_[i], sum_[i]}, group_, scale);
+      float4 *to = part(item, piece, true).fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
+      const auto two = [&](int j) {
+        return __uint_as_float(F16::pack(o[4 * j + 2 * i] * factor, o[4 * j + 1 + 2 * i] * factor));
+      };
+#pragma unroll
+      for (int j = 0; j < C::kGroupValues / 8; j += 4)
+        to[j / 4 * rules::kAccBlock] = {two(j), two(j + 1), two(j + 2), two(j + 3)};
+    }
+  }
+
+  // The biased exponent of the largest number of row i in this group's columns, at least so large that a factor and a scale made of it are
+  // normal numbers. (fmaxf drops NaN.)
+  __device__ __forceinline__ uint32_t row_exponent(const float (&o)[128], int i) const {
+    float largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < C::kGroupValues / 8; ++j)
+      largest = fmaxf(largest, fmaxf(fabsf(o[4 * j + 2 * i]), fabsf(o[4 * j + 1 + 2 * i])));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    return max(__float_as_uint(largest) >> 23, 15u);
+  }
+
+  // Merges what lies in the place of a piece and `o`.
+  __device__ __forceinline__ void merge_part(const volatile Item &item, int32_t piece, float (&o)[128]) {
+    const Part part = this->part(item, piece);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const rules::SoftmaxState left = row_of(i) < used_rows(item) ? part.state(row_of(i)) : kNoKeys;
@@ -429,7 +464,7 @@ class Sm90Products {
       const float4 *from = part.fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
 #pragma unroll
       for (int j = 0; j < C::kGroupValues / 8; j += 2) {
-        const float4 x = ptx::load_global_16(from + j / 2 * (rules::kAccBlock / 4), m.a != 0.0f);
+        const float4 x = ptx::load_global_16(from + j / 2 * rules::kAccBlock, m.a != 0.0f);
         o[4 * j + 2 * i] = merged(m, x.x, o[4 * j + 2 * i]);
         o[4 * j + 2 * i + 1] = merged(m, x.y, o[4 * j + 2 * i + 1]);
         o[4 * j + 4 + 2 * i] = merged(m, x.z, o[4 * j + 4 + 2 * i]);
@@ -441,9 +476,9 @@ class Sm90Products {
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
   }
 
-  __device__ __forceinline__ int64_t merge_chunk(const volatile Item &item, float (&o)[128]) {
+  __device__ __forceinline__ int32_t merge_chunk(const volatile Item &item, float (&o)[128]) {
     return cuda::merge_chunk(
-        l_, item, [&](int64_t slot) { merge_part(item, slot, o); }, [&](int64_t slot) { write_state(item, slot, false); });
+        item, [&](int32_t left) { merge_part(item, left, o); }, [&](int32_t piece) { write_state(item, piece, false); });
   }
 
   // By way of shared memory, so that a warp writes whole rows of its columns. Q lies there no more: add_sums() follows the last
@@ -503,7 +538,6 @@ class Sm90Products {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __grid_constant__ Launch l) {
   extern __shared__ __align__(1024) char sm90_shared[];
-  ptx::launch_dependents();
   const Sm90Barriers<C> barriers = {ptx::shared_address(sm90_shared) + C::kOffsetBarriers};
   if (threadIdx.x == 0) barriers.init(l.box_keys > 0, l.pair);
   if (threadIdx.x == 2 * C::kGroup && l.box_keys > 0) ptx::prefetch_map(l.kv_map.bytes);
@@ -513,6 +547,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
     __syncthreads();
   }
   ptx::wait_for_previous_grid();
+  ptx::launch_dependents();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / C::kGroup, 0);
   // The copies come first in the code (the compiler turns the branches round): they start the work, and fetching code that lies far
   // off takes microseconds.
@@ -523,8 +558,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
     ptx::give_registers<C::kCopyRegisters>();
     Sm90Copies<C> copies(l, sm90_shared, barriers);
     const Items<C::kRows, true> items(l);
-    ItemCursor cursor = items.begin(C::kThreads - 32);
-    for (Item item; items.next(&cursor, &item);) copies.run(item);
+    ItemCursor cursor = items.begin();
+    for (Item item; items.next(&cursor, &item);) copies.run(item, &cursor);
     copies.finish();
   }
   if (l.pair > 1) ptx::cluster_sync();  // the other one of the pair may still write here

@@ -43,6 +43,11 @@ MLAVERIFY_HD int64_t quotient(int64_t a, int64_t b) {
 }
 MLAVERIFY_HD int64_t remainder(int64_t a, int64_t b) { return a - quotient(a, b) * b; }
 
+// a / b for a >= 0, b > 0: a GPU takes a third fewer instructions for numbers without sign.
+MLAVERIFY_HD int32_t quotient_31(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+}
+
 // For a >= 0, b > 0.
 template <class T>
 MLAVERIFY_HD T ceil_div(T a, T b) {

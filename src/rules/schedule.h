@@ -45,25 +45,41 @@ MLAVERIFY_HD int32_t num_shares(const ShareChoice &c, int32_t total, bool equal)
   n = min(c.max_shares, max(c.jobs, n));
   if (equal && c.jobs > n) n = c.whole_shares;
   if (equal && c.jobs < n) {
-    const int32_t idle = n % c.jobs;
+    const int32_t idle = n - quotient_31(n, c.jobs) * c.jobs;
     if (n < c.max_shares || idle * 20 <= n) n -= idle;
   }
   return clamp(n, 1, max(total, 1));
 }
 
+// The borders between shares that may cut a job: where all jobs are as long, and all shares, and one is a multiple of the other, those between
+// jobs are not among them.
+struct CuttingBorders {
+  int32_t count;
+  int32_t of_job;  // 0: all borders
+
+  // Number `i`: the border before which share.
+  MLAVERIFY_HD int32_t at(int32_t i) const { return i + 1 + (of_job > 0 ? quotient_31(i, of_job) : 0); }
+};
+
+MLAVERIFY_HD CuttingBorders cutting_borders(int32_t jobs, int32_t total, int32_t shares, bool equal) {
+  const int32_t larger = max(shares, jobs), smaller = min(shares, jobs), ratio = quotient_31(larger, smaller);
+  if (!equal || ratio * smaller != larger || quotient_31(total, shares) * shares != total) return {shares - 1, 0};
+  return shares > jobs ? CuttingBorders{shares - jobs, ratio - 1} : CuttingBorders{0, 0};
+}
+
 // First tile of share `share`; share `shares` gives the end of the line. No share is empty unless there are fewer tiles than
 // shares; the first ones may have a tile more.
 MLAVERIFY_HD int32_t share_begin(int32_t total, int32_t shares, int32_t share) {
-  const int32_t least = total / shares;
+  const int32_t least = quotient_31(total, shares);
   return share * least + min(share, total - least * shares);
 }
 
 // The first share that begins at tile `at` or behind it, 0 <= at <= total, shares <= total.
 MLAVERIFY_HD int32_t first_share_from(int32_t total, int32_t shares, int32_t at) {
-  const int32_t least = total / shares, longer = total - least * shares, long_tiles = longer * (least + 1);
+  const int32_t least = quotient_31(total, shares), longer = total - least * shares, long_tiles = longer * (least + 1);
   const bool among = at <= long_tiles;
   const int32_t length = among ? least + 1 : least, behind = among ? 0 : long_tiles;
-  return (among ? 0 : longer) + ceil_div(at - behind, length);
+  return (among ? 0 : longer) + quotient_31(at - behind + length - 1, length);
 }
 
 // Length of the line of one request, per row tile, in tiles of 2^tile_log2 keys.
@@ -95,7 +111,7 @@ struct CutTile {
   int32_t borders;
 };
 
-// Of the share that begins with tile `begin` of the line, at the place `at`, in a row tile of `tiles` tiles.
+// Of the border at tile `begin` of the line, which is at the place `at`, in a row tile of `tiles` tiles.
 MLAVERIFY_HD CutTile cut_tile(int32_t total, int32_t shares, int32_t begin, TilePosition at, int32_t tiles) {
   if (at.key_tile == 0) return {at.request, at.row_tile, 0, 0};
   const int32_t first = begin - at.key_tile;
@@ -123,15 +139,21 @@ MLAVERIFY_HD int32_t box_keys(int32_t page_size, int32_t tile_keys) {
   return page_size >= 8 && tile_keys % page_size == 0 ? page_size : 0;
 }
 
-// Where partial results of a share go: it can end with the first tiles of a row tile that a later share continues (slot 1), and
-// begin with tiles of one that an earlier share began (slot 0); `member` is the place of the row tile in its group.
-MLAVERIFY_HD int64_t part_slot(int32_t share, bool begins_here, int32_t group, int32_t member) {
-  return (2 * static_cast<int64_t>(share) + (begins_here ? 1 : 0)) * group + member;
+// Where the partial result of one row tile over one piece of its keys goes: to a series of places (workspace.h), which has one for each
+// piece, those of neighbouring pieces next to each other.
+struct PartPlace {
+  int32_t series, piece;
+};
+
+// Of a share: it can end with the first tiles of a row tile that a later share continues, and begin with tiles of one that an earlier
+// share began; `member` is the place of the row tile in its group. Parts of a row tile but the first are in one series, in key order.
+MLAVERIFY_HD PartPlace share_place(int32_t share, bool begins_here, int32_t group, int32_t member) {
+  return {(begins_here ? group : 0) + member, share};
 }
 
-// The same of a chunk, of `chunks` at most, of row group `row_group_of_all` of all requests' ones: a row tile has a place for each chunk.
-MLAVERIFY_HD int64_t chunk_slot(int64_t row_group_of_all, int32_t chunks, int32_t chunk, int32_t group, int32_t member) {
-  return (row_group_of_all * chunks + chunk) * group + member;
+// Of a piece by the split rule, or of a chunk: a series for every place of a row tile in the groups of each request.
+MLAVERIFY_HD PartPlace piece_place(int32_t request, int32_t row_groups, int32_t group, int32_t row_tile, int32_t piece) {
+  return {request * (row_groups * group) + row_tile, piece};
 }
 
 static_assert(num_shares({132, 132, 32, 1}, 128, true) == 64 && num_shares({132, 132, 32, 1}, 1 << 30, true) == 132);

@@ -1,8 +1,8 @@
 // The layout of the workspace, in one place: the size query and the carve-up both come from it. Offsets in floats.
 //
-// CPU: each thread has a region of its own with the query tile and one key tile converted to f32, a tile of scores, and two
-// lists of partial results: of the row tile whose first chunks another thread has, and of the one whose last chunks another
-// thread has.
+// CPU: each thread has a region of its own with the query tile, what is converted of a key tile, scores, where bf16 products may be used
+// values packed for them, and two lists of partial results: of the row tile whose first chunks another thread has, and of the one whose
+// last chunks another thread has. It is the same for every instruction set.
 #pragma once
 
 #include "rules/config_table.h"
@@ -10,6 +10,8 @@
 #include "rules/merge.h"
 #include "rules/pack.h"
 #include "rules/paging.h"
+#include "rules/products.h"
+#include "rules/schedule.h"
 #include "rules/split.h"
 
 namespace mlaverify::rules {
@@ -18,7 +20,7 @@ constexpr int64_t kWorkspaceAlignment = 256;  // bytes
 
 // Leading dimension of a row-major f32 tile: an odd number of 64-byte cache lines, so that a column walks through all sets of a
 // set-associative cache (a multiple of 1024 or 2048 bytes would use a few sets only).
-MLAVERIFY_HD int32_t tile_ld(int32_t width) { return (ceil_div(width, 16) | 1) * 16; }
+MLAVERIFY_HD int32_t tile_ld(int32_t width) { return round_up(width, 32) + 16; }
 
 // One partial result: max and sum of each row, then acc.
 struct NodeLayout {
@@ -34,9 +36,13 @@ MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
   return {rows, ld, 0, state, 2 * state, 2 * state + static_cast<int64_t>(rows) * ld};
 }
 
+// Columns of a key tile that the CPU converts for the second product at a time, at most.
+constexpr int32_t kCpuValueColumns = 64;
+
 struct CpuThreadLayout {
   int32_t q_ld, kv_ld, scores_ld;
-  int64_t q, q_norms, kv, scores, nodes;  // offsets
+  int32_t kv_bf16_ld;                                                  // of keys as bf16, in floats
+  int64_t q, q_norms, kv, squares, key_scores, scores, values, nodes;  // offsets
   NodeLayout node;
   int32_t nodes_per_list;
   int64_t size;  // a multiple of kWorkspaceAlignment / 4
@@ -49,19 +55,25 @@ MLAVERIFY_HD int32_t cpu_tile_rows(const Problem &p) {
 
 MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   const VerifyConfig c = cpu_config();
-  const int32_t rows = cpu_tile_rows(p);
+  const int32_t rows = cpu_tile_rows(p), padded_rows = round_up(rows, 16);  // whole vectors, of whatever width
   // More keys than the block table holds are refused, so they bound the chunks.
   const int64_t max_chunks = num_chunks(table_keys(p), c.split_align);
   CpuThreadLayout l{};
   l.q_ld = l.kv_ld = tile_ld(p.qk_dim);
   l.scores_ld = c.block_n;
+  l.kv_bf16_ld = tile_ld(ceil_div(p.qk_dim, 2));
   l.node = node_layout(rows, p.v_dim);
   l.nodes_per_list = max_waiting_nodes(max_chunks);
   l.q = 0;
-  l.q_norms = l.q + static_cast<int64_t>(rows) * l.q_ld;
-  l.kv = l.q_norms + round_up(rows, 16);
-  l.scores = l.kv + static_cast<int64_t>(c.block_n) * l.kv_ld;
-  l.nodes = l.scores + static_cast<int64_t>(rows) * l.scores_ld;
+  l.q_norms = l.q + static_cast<int64_t>(padded_rows) * l.q_ld;
+  l.kv = l.q_norms + padded_rows;
+  const int64_t kv = int64_t{c.block_n} * max(l.kv_ld, kCpuValueColumns);
+  const int64_t kv_bf16 = bf16_products(p) ? int64_t{kBf16TileKeys} * l.kv_bf16_ld : 0;
+  l.squares = l.kv + max(kv, kv_bf16);
+  l.key_scores = l.squares + static_cast<int64_t>(c.block_n) * 16;
+  l.scores = l.key_scores + static_cast<int64_t>(c.block_n) * padded_rows;
+  l.values = l.scores + static_cast<int64_t>(padded_rows) * (bf16_products(p) ? kBf16TileKeys : l.scores_ld);
+  l.nodes = l.values + (bf16_products(p) ? int64_t{kBf16TileKeys} * (p.v_dim + kBf16Vector) / 2 : 0);
   l.size = round_up<int64_t>(l.nodes + 2 * l.nodes_per_list * l.node.size, kWorkspaceAlignment / 4);
   return l;
 }
@@ -71,45 +83,58 @@ MLAVERIFY_HD int64_t cpu_workspace_bytes(const Problem &p, int32_t threads) {
   return empty ? 0 : cpu_thread_layout(p).size * 4 * threads;
 }
 
-// GPU: what the borders of shares cut, then partial results. One partial result has max and sum of each row of a tile (log2 units),
-// then acc: blocks of 8 rows x 16 columns, those of the same rows one after the other. In a block four numbers lie together that a
-// thread has which holds two neighbouring m16n8 fragments: a warp writes a block as it stands in its registers.
+// GPU: the states of all partial results, then their accs. They come in series (schedule.h), of `pieces` places each.
+// States of a row lie next to each other in a series: who merges the row reads them at once.
+// An acc is made of blocks of 512 bytes: 8 rows x 16 columns in f32, or x 32 columns in f16, those of the same rows one after the other. In a
+// block 16 bytes lie together that a thread has which holds two, or four, neighbouring m16n8 fragments: a warp writes a block as it stands in
+// its registers. Numbers in f16 are those of acc over the scale of their row and range of columns, a power of two.
 struct GpuPartLayout {
-  int64_t max, sum, acc;  // offsets in floats
-  int64_t size;           // a multiple of 32 floats
-  int32_t row_blocks;     // blocks of the same rows
+  int32_t rows, pieces;
+  int32_t numbers;     // in 16 bytes: 4 (f32) or 8 (f16)
+  int32_t row_blocks;  // blocks of the same rows
+  int32_t acc_size;    // in 16 bytes; a multiple of 32
 };
 
-constexpr int32_t kAccBlockRows = 8, kAccBlockColumns = 16, kAccBlock = kAccBlockRows * kAccBlockColumns;
+// What a row has beside its acc.
+struct alignas(16) PartState {
+  float max, sum;  // max in log2 units
+  float scale[2];  // f16: of columns below kScaleColumns, and of the others
+};
+constexpr int32_t kScaleColumns = 256;
 
-MLAVERIFY_HD GpuPartLayout gpu_part_layout(int32_t rows, int32_t v_dim) {
-  const int64_t state = round_up(rows, 32);
-  const int32_t row_blocks = ceil_div(v_dim, kAccBlockColumns);
-  return {0, state, 2 * state, 2 * state + int64_t{ceil_div(rows, kAccBlockRows)} * row_blocks * kAccBlock, row_blocks};
+constexpr int32_t kAccBlockRows = 8, kAccBlock = 4 * kAccBlockRows;  // a block in 16 bytes
+
+MLAVERIFY_HD GpuPartLayout gpu_part_layout(int32_t rows, int32_t v_dim, int32_t pieces, bool f16) {
+  const int32_t numbers = f16 ? 8 : 4, row_blocks = ceil_div(v_dim, 4 * numbers);
+  return {rows, pieces, numbers, row_blocks, ceil_div(rows, kAccBlockRows) * row_blocks * kAccBlock};
 }
 
-// Of the block with `row` and `column`.
-MLAVERIFY_HD int64_t acc_block(const GpuPartLayout &l, int32_t row, int32_t column) {
-  return l.acc + (int64_t{row / kAccBlockRows} * l.row_blocks + column / kAccBlockColumns) * kAccBlock;
+// Of a row's state, counted in states.
+MLAVERIFY_HD int64_t state_offset(const GpuPartLayout &l, PartPlace at, int32_t row) {
+  return (int64_t{at.series} * l.rows + row) * l.pieces + at.piece;
 }
 
-// Of four numbers of a row in its block: columns 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q, q < 4.
-MLAVERIFY_HD int32_t acc_quad(int32_t row, int32_t q) { return row % kAccBlockRows * kAccBlockColumns + 4 * q; }
-
-// Of one number.
-MLAVERIFY_HD int64_t acc_offset(const GpuPartLayout &l, int32_t row, int32_t column) {
-  return acc_block(l, row, column) + acc_quad(row, column % 8 / 2) + column % kAccBlockColumns / 8 * 2 + column % 2;
+// Of an acc, in 16 bytes.
+MLAVERIFY_HD int64_t acc_at(const GpuPartLayout &l, PartPlace at) {
+  return (int64_t{at.series} * l.pieces + at.piece) * l.acc_size;
 }
 
-// Slots for partial results: two a share, or one for every piece (at most `splits`, or `chunks`) of every row tile.
-MLAVERIFY_HD int64_t gpu_part_slots(int64_t row_tiles_of_all, int32_t blocks, int32_t splits, int32_t chunks) {
-  if (chunks > 0) return row_tiles_of_all * chunks;
-  return splits == 0 ? 2 * static_cast<int64_t>(blocks) : splits == 1 ? 0 : row_tiles_of_all * splits;
+// Of the 16 bytes with `row` and `column` in its acc: with columns 2 q, 2 q + 1, 8 + 2 q, 9 + 2 q, ... of their block, q < 4.
+MLAVERIFY_HD int32_t acc_vector(const GpuPartLayout &l, int32_t row, int32_t column) {
+  return (row / kAccBlockRows * l.row_blocks + column / (4 * l.numbers)) * kAccBlock + row % kAccBlockRows * 4 + column % 8 / 2;
 }
 
-// Bytes of the table of cut tiles (schedule.h; 16 bytes a share), which lies first.
-MLAVERIFY_HD int64_t gpu_cuts_bytes(int32_t blocks) { return round_up<int64_t>(int64_t{16} * blocks, kWorkspaceAlignment); }
+// Which of its numbers that is.
+MLAVERIFY_HD int32_t acc_number(const GpuPartLayout &l, int32_t column) {
+  return column % (4 * l.numbers) / 8 * 2 + column % 2;
+}
 
-static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 16);
+// Bytes of the states of `series` series, and of their accs.
+MLAVERIFY_HD int64_t gpu_states_bytes(const GpuPartLayout &l, int64_t series) {
+  return round_up<int64_t>(series * l.rows * l.pieces * int64_t{sizeof(PartState)}, kWorkspaceAlignment);
+}
+MLAVERIFY_HD int64_t gpu_accs_bytes(const GpuPartLayout &l, int64_t series) { return series * l.pieces * l.acc_size * 16; }
+
+static_assert(tile_ld(576) == 592 && tile_ld(512) == 528 && tile_ld(8) == 48);
 
 }  // namespace mlaverify::rules

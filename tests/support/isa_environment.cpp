@@ -17,7 +17,7 @@ class IsaEnvironment : public testing::Environment {
       ASSERT_EQ(mlaverify_get_backend_info(i, &info), MLAVERIFY_OK);
       if (info.backend != MLAVERIFY_BACKEND_CPU || info.available != 0) continue;
       const std::string &isa = env_cpu_isa();
-      ASSERT_TRUE(isa == "avx2" || isa == "avx512" || isa == "avx512_bf16") << info.detail;
+      ASSERT_TRUE(isa == "avx2" || isa == "avx512" || isa == "avx512_bf16" || isa == "amx_bf16") << info.detail;
       GTEST_SKIP() << info.detail;
     }
   }
