@@ -46,7 +46,7 @@ GpuKernel expected(Arch arch, const Problem &p, bool invariant) {
   if (p.q_dtype == DType::f32 || (p.kv_dtype != p.q_dtype && !rules::is_fp8(p.kv_dtype))) return GpuKernel::generic;
   const bool widths_of_all = p.v_dim == 512 && (p.qk_dim == 576 || p.qk_dim == 512);
   if (!widths_of_all && !(p.v_dim == 256 && (p.qk_dim == 320 || p.qk_dim == 288))) return GpuKernel::generic;
-  if (arch == Arch::sm_90 && widths_of_all && p.kv_dtype == p.q_dtype && (rows > 16 || invariant)) return GpuKernel::hopper;
+  if (arch == Arch::sm_90 && widths_of_all && (rows > 16 || invariant)) return GpuKernel::hopper;
   return rows <= 16 || arch == Arch::sm_86 ? GpuKernel::portable_16 : GpuKernel::portable_64;
 }
 
@@ -128,7 +128,10 @@ TEST(Plan, ARowWhoseKernelCannotDoTheCallIsPassedOver) {
   narrow.qk_dim = 320;
   narrow.v_dim = 256;
   EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, narrow), GpuKernel::portable_64);
-  EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, problem(4, 16, DType::bf16, DType::f8_e4m3)), GpuKernel::portable_64);
+  Problem fp8 = problem(4, 16, DType::bf16, DType::f8_e4m3);
+  EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, fp8), GpuKernel::hopper);
+  fp8.kv_slot_stride = 584;  // whose rows are not read by 16 bytes
+  EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, fp8), GpuKernel::portable_64);
   EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, problem(4, 16, DType::f32, DType::f32)), GpuKernel::generic);
   EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_80, 80, problem(4, 16)), GpuKernel::portable_64);
   EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_100, 100, problem(4, 16)), GpuKernel::portable_64);
