@@ -116,6 +116,21 @@ TEST(Plan, TunedRowsGoFirstAndTheFirstOneThatFitsDecides) {
   EXPECT_EQ(plan.launch.share_choice.squared_per_tile, 128);
 }
 
+// What merges follows from what writes: with the number of query tokens the verify kernel changes, and with it the merge.
+TEST(Plan, TheMergeReadsWhatTheKernelWrites) {
+  const Target h200 = target(Arch::sm_90, 90);
+  const KernelSet &kernels = *h200.kernels;
+  EXPECT_EQ(make_plan(h200, problem(1, 16)).combine, kernels.combine);
+  EXPECT_EQ(make_plan(h200, problem(4, 16)).combine, kernels.combine_f16);
+  EXPECT_EQ(make_plan(h200, problem(4, 16, DType::bf16, DType::f8_e4m3)).combine, kernels.combine_f16);
+  EXPECT_EQ(make_plan(h200, problem(4, 16, DType::f32, DType::f32)).combine, kernels.combine);
+  EXPECT_EQ(make_plan(target(Arch::sm_80, 80), problem(4, 16)).combine, kernels_for(80)->combine);
+  Problem invariant = problem(4, 16);
+  invariant.flags = MLAVERIFY_FLAG_BATCH_INVARIANT;
+  EXPECT_EQ(make_plan(h200, invariant).combine, kernels.combine_chunks);
+  for (const void *merge : {kernels.combine, kernels.combine_f16, kernels.combine_chunks}) EXPECT_NE(merge, nullptr);
+}
+
 // A row may ask for a kernel that a call or a GPU cannot have: the next one decides.
 TEST(Plan, ARowWhoseKernelCannotDoTheCallIsPassedOver) {
   const auto all = [](Arch arch, GpuKernel kernel) {

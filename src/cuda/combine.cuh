@@ -1,7 +1,7 @@
 // The second launch of a call: merges the partial results of rows that several blocks worked on, in key order, and writes them.
 //
 // A job is a row tile, or a group of them, that was cut. Blocks are dealt out to the borders of shares, and those of all borders inside a row
-// tile work on it: so that all blocks run at once and have work, and a row tile of many parts has many. Which jobs there are follows from
+// tile work on it: so that all blocks have work, and a row tile of many parts has many. Which jobs there are follows from
 // the lengths, as in the verify kernel: blocks that have room before that one is done know theirs when it is.
 // A piece is the columns of a row of which a warp reads 16 bytes a lane: 128 in f32, 256 in f16. A warp takes some pieces of a row, and all parts
 // or, of more than eight, every second, fourth or eighth eight of them; it reads eight accs at once. What decides is how often reads are waited
@@ -37,7 +37,7 @@ struct CombineJob {
   rules::PartPlace first, second;
   int32_t worker, workers;  // of the blocks that share the job
   bool more;                // the block has a job behind this one
-  bool early;               // the block has waited for the verify kernel since that began
+  bool early;               // the block has room, by the numbers of blocks, before the verify kernel is done
 };
 
 __device__ __forceinline__ void set_rows(const Launch &l, int32_t first_tile, int32_t tiles, CombineJob *job) {
@@ -119,6 +119,7 @@ template <int numbers>
 class RowParts {
  public:
   static constexpr int32_t kColumns = 32 * numbers;
+  static_assert(numbers != 8 || kColumns == rules::kScaleColumns, "in f16 a piece has one scale");
 
   // Of a piece, the column of number `i` of lane `lane`.
   static __device__ __forceinline__ int32_t column_of(int32_t lane, int32_t i) {

@@ -202,7 +202,7 @@ class CudaBackend final : public Backend {
     return launch(device_of(call), plan, call.workspace, stream);
   }
 
-  // Loads every kernel that these tensors can reach: each row tile that some qlen takes, and the merge.
+  // Loads every kernel that these tensors can reach: for each qlen that of its row tiles, and the merge of what that writes.
   Status warmup(const Call &call, const int32_t *qlens, int32_t num_qlens) const override {
     const CurrentDevice current(call.device);
     if (current.error() != cudaSuccess) return failed("cudaSetDevice", current.error());
@@ -214,13 +214,15 @@ class CudaBackend final : public Backend {
     for (int32_t i = -1; i < num_qlens; ++i) {
       Problem p = call.problem;
       if (i >= 0) p.qlen = qlens[i];
-      const VerifyKernel kernel = cuda::choose_kernel(device.target, p).kernel;
+      const Plan plan = cuda::make_plan(device.target, p);
+      const VerifyKernel &kernel = plan.choice.kernel;
       cudaError_t error = load(kernel.function);
       if (error == cudaSuccess) error = allow_shared_memory(kernel);
       if (error != cudaSuccess) return failed("loading the verify kernel", error);
+      error = load(plan.combine);
+      if (error != cudaSuccess) return failed("loading the combine kernel", error);
     }
-    const cudaError_t error = load(cuda::make_plan(device.target, call.problem).combine);
-    return error == cudaSuccess ? Status{} : failed("loading the combine kernel", error);
+    return {};
   }
 
   static const Device &device_of(const Call &call) { return devices().list[static_cast<std::size_t>(call.device)]; }

@@ -31,7 +31,8 @@ constexpr int32_t generic_shared_bytes(int32_t qk_dim) {
   return 4 * (kGenericRows * qk_dim + kGenericKeys * (qk_dim + 1) + kGenericRows * kGenericKeys + 3 * kGenericRows);
 }
 
-// The combine kernel: slices of the parts of a row; threads of a block, a warp a slice; blocks that a multiprocessor has room for.
+// The combine kernel: slices of the parts of a row; threads of a block, a warp a slice; blocks for each multiprocessor, which has room for
+// them with parts in f32 (of the others it has two at a time).
 constexpr int32_t kCombineSlices = rules::gpu_config().s2_num_warps;
 constexpr int32_t kCombineThreads = 32 * kCombineSlices, kCombineBlocks = 3;
 static_assert(rules::gpu_config().s2_block_s == kCombineThreads);

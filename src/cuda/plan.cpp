@@ -50,7 +50,7 @@ const VerifyKernel *tensor_kernel(const Target &target, const Problem &p, rules:
   return nullptr;
 }
 
-// Blocks of the combine kernel: as many as the GPU has room for at once, if there are as many pieces of rows (combine.cuh); 0: it is not launched.
+// Blocks of the combine kernel, if there are as many pieces of rows (combine.cuh); 0: it is not launched.
 int64_t combine_blocks(const Target &target, const Plan &plan) {
   const Launch &l = plan.launch;
   const int64_t jobs = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan.row_tiles_of_all;

@@ -6,6 +6,7 @@
 #include "cuda/schedule.cuh"
 #include "cuda/widen.cuh"
 #include "rules/config_table.h"
+#include "rules/workspace.h"
 
 namespace mlaverify::cuda {
 
@@ -26,6 +27,7 @@ struct Sm90Config {
   static constexpr int kQk = qk_dim, kV = v_dim, kRows = kTable.block_h, kKeys = kTable.block_n, kStages = kTable.num_stages;
   static constexpr int kGroup = 128, kThreads = 3 * kGroup;  // threads
   static constexpr int kGroupValues = 256;                   // columns of a computing group
+  static_assert(kGroupValues == rules::kScaleColumns, "a group scales its own columns");
   static constexpr int kBlocks = kQk / 64, kBlockBytes = 64 * 128;
   static constexpr int kGroupBlocks = kGroupValues / 64, kValueBlocks = 2 * kGroupBlocks, kRopeBlocks = kBlocks - kValueBlocks;
 
@@ -295,8 +297,9 @@ class Sm90Copies {
     return ptx::load_global_16(reinterpret_cast<const float4 *>(row + byte), row != nullptr);
   }
 
-  // Where this lane stores the first of two chunks of 16 bytes, in the first lines that its warp reads: neighbouring lanes begin with even and
-  // odd chunks in turn, so that eight of them meet eight different ones.
+  // Where this lane stores the first of two chunks of 16 bytes, in the first lines that its warp reads. Four neighbouring lanes begin with even
+  // chunks, the next four with odd ones: so eight lanes meet eight different ones (of values; the rest, whose key says the same as the
+  // turn, meets four).
   __device__ __forceinline__ uint32_t first_chunk(int key, int block, int column) const {
     const int turn = ptx::lane() / 4 % 2;
     return shared_ + C::kOffsetK + block * C::kBlockBytes + (warp_ * kWarpKeys + key) * 128 +

@@ -41,7 +41,7 @@
 //                                                      block over before a block ends
 //
 // Shared memory, in blocks of 64 rows or keys x 64 columns (8 KB, swizzled): Q Lk/64 (results at the end of an item), two tiles Lk/64
-// each, P 1; then references [64], row sums [2][64], items, barriers, what copying warps keep. 225 KB for Lk 576: one block a
+// each, P 1; then references [64], row sums [2][64], items, barriers, what copying warps keep. 225 KB for Lk 576 (FP8 226): one block a
 // multiprocessor.
 // Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16 twice), 72 a copying one; FP8: 208 and 88.
 #pragma once
@@ -394,7 +394,7 @@ class Sm90Products {
     return {l_, rules::gpu_part_layout(C::kRows, C::kV, l_.part.pieces, f16), {item.series, piece}};
   }
 
-  // Of the tile's rows. Rows that only fill it have no partial results: a tile that only completes a pair has no slot of its own.
+  // Of the tile's rows. Rows that only fill it have no partial results: a tile that only completes a pair has no place of its own.
   __device__ __forceinline__ int32_t used_rows(const volatile Item &item) const {
     return rows_of(p_, item.request) - item.row_tile * C::kRows;
   }
