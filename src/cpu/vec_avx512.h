@@ -27,7 +27,7 @@ constexpr Fp8AsBf16 kE4m3AsBf16(DType::f8_e4m3), kE5m2AsBf16(DType::f8_e5m2);
 
 struct Vec {
   static constexpr int width = 16;
-  // Register blocks of kernel.h: accumulators, operands and one more are 32 registers.
+  // Register blocks of blocks.h: accumulators, operands and one more are 32 registers.
   static constexpr int score_accumulators = 24, score_vectors = 4, value_rows = 6, value_vectors = 4;
   static constexpr int pair_rows = 4, pair_keys = 6;
   static constexpr bool converts_as_it_loads = true;  // two instructions for six products

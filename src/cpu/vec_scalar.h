@@ -14,7 +14,7 @@ namespace {
 struct Vec {
   static constexpr int width = 8;
   static constexpr int score_accumulators = 12, score_vectors = 2, value_rows = 6,
-                       value_vectors = 2;  // register blocks of kernel.h
+                       value_vectors = 2;  // register blocks of blocks.h
   static constexpr bool converts_as_it_loads = false;
   static constexpr bool multiplies_bf16 = false;
   float v[width];

@@ -122,7 +122,7 @@ class Sm90Copies {
         rank_(blockIdx.x % l.pair),
         policy_(ptx::cache_policy(l.pair == l.row_group)) {}
 
-  // `cursor` is the warp's place among its items, behind this one.
+  // `cursor`, which only widening puts away, is the warp's place among its items, behind this one.
   __device__ __forceinline__ void run(const Item &item, ItemCursor *cursor) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
     if (warp_ == 0) hand_over(item);
@@ -137,19 +137,20 @@ class Sm90Copies {
       if (tiles > 0) widen_tiles(item, tiles);
       *cursor = kept()->cursor;
       items_ = kept()->items;
-      return;
-    } else if (l_.box_keys > 0) {
-      if constexpr (C::kRopeBlocks > 0) {
-        if (warp_ == 0) copy_boxes<C::kRopeBlocks>(item, tiles, 0);
-      }
-      if (warp_ == 1 || warp_ == 2) copy_boxes<C::kGroupBlocks>(item, tiles, warp_);
     } else {
-      fetch_page(item, 0);
+      if (l_.box_keys > 0) {
+        if constexpr (C::kRopeBlocks > 0) {
+          if (warp_ == 0) copy_boxes<C::kRopeBlocks>(item, tiles, 0);
+        }
+        if (warp_ == 1 || warp_ == 2) copy_boxes<C::kGroupBlocks>(item, tiles, warp_);
+      } else {
+        fetch_page(item, 0);
 #pragma unroll 1
-      for (int t = 0; t < tiles; ++t) gather(item, t);
+        for (int t = 0; t < tiles; ++t) gather(item, t);
+      }
+      uses_[0] += (tiles + 1) / 2;
+      uses_[1] += tiles / 2;
     }
-    uses_[0] += (tiles + 1) / 2;
-    uses_[1] += tiles / 2;
   }
 
   // Tells the computing groups that there is no more. Copies must not outlive their threads.

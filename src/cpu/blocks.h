@@ -1,0 +1,148 @@
+// Blocks of scores and of values that lie in registers while they are summed, and what they multiply. Over the vector type `Vec`, as kernel.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/elements.h"
+
+namespace mlaverify::cpu {
+namespace {
+
+// What the second product multiplies (`Operand`), where it takes that from, and how many keys of an output (`keys`) one of them sums.
+
+struct FloatProducts {
+  using Operand = Vec;
+  static constexpr int32_t keys = 1;
+  template <int C, class Keys>
+  [[gnu::always_inline]] static void values(const Keys &keys, int32_t k, int32_t /*end*/, int32_t column, Operand (&b)[C]) {
+    each<C>([&](auto j) { b[j] = keys.at(k, column + j * Vec::width); });
+  }
+  static Operand weight(const float *weights, int32_t k) { return Vec::broadcast(weights[k]); }
+};
+
+// Of pairs of bf16 numbers, summed in f32. Rows of queries and of weights, half as long, lie in the places of those in f32.
+template <class V>
+struct Bf16Products {
+  using Operand = typename V::Bf16Pairs;
+  static constexpr int32_t columns = 2 * V::width, keys = 2;
+  static constexpr int score_rows = V::pair_rows, score_keys = V::pair_keys;
+  static Operand query(const float *q, int32_t column) { return Operand::load(reinterpret_cast<const uint16_t *>(q) + column); }
+  // A key without a partner before `end` gets zeros for one: what lies there may be NaN.
+  template <int C, class Keys>
+  [[gnu::always_inline]] static void values(const Keys &keys, int32_t k, int32_t end, int32_t column, Operand (&b)[C]) {
+    each<(C + 1) / 2>([&](auto i) {
+      constexpr int j = 2 * i();
+      const Operand x = keys.at(k, column + j * V::width);
+      const Operand y = k + 1 < end ? keys.at(k + 1, column + j * V::width) : Operand::zero();
+      b[j] = first_pairs(x, y);
+      if constexpr (j + 1 < C) b[j + 1] = last_pairs(x, y);
+    });
+  }
+  static Operand weight(const float *weights, int32_t k) {
+    return Operand::broadcast(reinterpret_cast<const uint16_t *>(weights) + k);
+  }
+  static void round_weights(float *weights, int32_t n) {
+    for (int32_t i = 0; i < n; i += columns) {
+      Operand::round(V::load(weights + i), V::load(weights + i + V::width)).store(reinterpret_cast<uint16_t *>(weights) + i);
+    }
+  }
+};
+
+// Where the rows of a key tile are in the cache. Behind the last, if there is one, it is repeated, for prefetches of a whole tile.
+struct KeyRows {
+  int32_t count;
+  const char *row[kTileKeys];
+};
+
+// The rows of a key tile, as the second product loads them: converted kValueColumns at a time, or as they lie in the cache.
+struct ConvertedKeys {
+  using Products = FloatProducts;
+  const float *kv;
+  int32_t first;  // column
+  Vec at(int32_t key, int32_t column) const { return Vec::load(kv + key * kValueColumns + (column - first)); }
+};
+template <class T, Vec (*load)(const T *)>
+struct CachedKeys {
+  using Products = FloatProducts;
+  const char *const *row;
+  Vec at(int32_t key, int32_t column) const { return load(reinterpret_cast<const T *>(row[key]) + column); }
+};
+template <class V>
+struct Bf16Keys {
+  using Products = Bf16Products<V>;
+  const char *const *row;
+  typename V::Bf16Pairs at(int32_t key, int32_t column) const {
+    return V::Bf16Pairs::load(reinterpret_cast<const uint16_t *>(row[key]) + column);
+  }
+};
+
+// scores[k][0 ... V vectors of rows) = columns [0, columns) of q . key k, or with `add` += that, for K converted keys: rows in the lanes, so
+// that nothing is summed across them. q and scores are `lanes` wide. Meanwhile the same block of columns of other keys, at bytes [at, at +
+// kColumns * size) of rows ahead[0 ... K-1], comes to the L2 cache, one prefetch at a time: many at once would block other loads.
+template <int V, int K>
+inline void score_block(const float *q, int32_t lanes, const float *kv, int32_t columns, bool add, float *scores,
+                        const char *const *ahead, int64_t at, int64_t size) {
+  constexpr int prefetches = K > 16 ? 2 : 1;  // f32 keys have two lines each
+  Vec c[K][V];
+  each<K>([&](auto k) { each<V>([&](auto v) { c[k][v] = Vec::zero(); }); });
+  for (int32_t d = 0; d < columns; ++d) {
+    each<prefetches>([&](auto i) {
+      const int32_t place = (d * prefetches + i) * (K / prefetches);
+      if (i == 0 || size > 2) __builtin_prefetch(ahead[place / kColumns] + at + place % kColumns * size, 0, 2);
+    });
+    Vec a[V];
+    each<V>([&](auto v) { a[v] = in_register(Vec::load(q + d * lanes + v * Vec::width)); });
+    each<K>([&](auto k) {
+      const Vec b = in_register(Vec::broadcast(kv[k * kColumns + d]));
+      each<V>([&](auto v) { c[k][v] = fma(a[v], b, c[k][v]); });
+    });
+  }
+  each<K>([&](auto k) {
+    each<V>([&](auto v) {
+      float *const to = scores + k * lanes + v * Vec::width;
+      (add ? Vec::load(to) + c[k][v] : c[k][v]).store(to);
+    });
+  });
+}
+
+// scores[r][k] = q[r] . key k of K from `first` on, for R rows, lanes along the width: products of pairs of bf16 numbers.
+template <int R, int K, class Keys>
+inline void score_pairs(const float *q, int32_t q_ld, const Keys &keys, int32_t first, int32_t width, float *scores,
+                        int32_t scores_ld) {
+  using Products = typename Keys::Products;
+  using Operand = typename Products::Operand;
+  Vec c[R][K];
+  each<R>([&](auto r) { each<K>([&](auto k) { c[r][k] = Vec::zero(); }); });
+  for (int32_t d = 0; d < width; d += Products::columns) {
+    Operand a[R];
+    each<R>([&](auto r) { a[r] = Products::query(q + r * q_ld, d); });
+    each<K>([&](auto k) {
+      const Operand b = in_register(keys.at(first + k, d));
+      each<R>([&](auto r) { c[r][k] = fma(a[r], b, c[r][k]); });
+    });
+  }
+  each<R>([&](auto r) { sums(c[r], scores + r * scores_ld); });
+}
+
+// acc[r][0 ... C vectors) += sum over keys [begin, end) of weights[r][k] * key k, lanes along its columns from `column` on. `begin` is a
+// multiple of the keys that one product sums.
+template <int R, int C, class Keys>
+inline void value_block(const float *weights, int32_t weights_ld, const Keys &keys, int32_t column, int32_t begin, int32_t end,
+                        float *acc, int32_t acc_ld) {
+  using Products = typename Keys::Products;
+  using Operand = typename Products::Operand;
+  Vec c[R][C];
+  each<R>([&](auto r) { each<C>([&](auto j) { c[r][j] = Vec::load(acc + r * acc_ld + j * Vec::width); }); });
+  for (int32_t k = begin; k < end; k += Products::keys) {
+    Operand b[C];
+    Products::values(keys, k, end, column, b);
+    each<R>([&](auto r) {
+      const Operand a = Products::weight(weights + r * weights_ld, k);
+      each<C>([&](auto j) { c[r][j] = fma(a, b[j], c[r][j]); });
+    });
+  }
+  each<R>([&](auto r) { each<C>([&](auto j) { c[r][j].store(acc + r * acc_ld + j * Vec::width); }); });
+}
+
+}  // namespace
+}  // namespace mlaverify::cpu
