@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include "rules/number.h"
 #include "support/test_call.h"
 
 namespace mlaverify::test {
@@ -62,6 +63,72 @@ TEST(Fp8, EqualsTheDequantisedCache) {
   for (int32_t h = 0; h < c.heads; ++h) {
     EXPECT_NEAR(wide.lse(0, 1, h), packed.lse(0, 1, h), 1e-5);
     for (int32_t column = 0; column < c.lv; ++column) EXPECT_NEAR(wide.out(0, 1, h, column), packed.out(0, 1, h, column), 1e-5);
+  }
+}
+
+// A row with one key is its value: each of the 256 codes in each column, for rows that tiles of any size hold.
+TEST(Fp8, EveryCodeIsItsNumber) {
+  for (const DType type : {DType::f8_e4m3, DType::f8_e5m2}) {
+    for (const int32_t heads : {1, 20, 40}) {
+      TestCase c;
+      c.q_dtype = DType::bf16;
+      c.kv_dtype = type;
+      c.lk = 576;
+      c.lv = 512;
+      c.qlen = 1;
+      c.heads = heads;
+      c.lens.assign(256, 1);
+      c.k_scale = 0.5f;
+      TestCall call(c);
+      const auto number = [type](int32_t code) {
+        const auto x = static_cast<uint8_t>(code);
+        return type == DType::f8_e4m3 ? rules::e4m3_to_float(x) : rules::e5m2_to_float(x);
+      };
+      const auto code_in = [&](int32_t request, int32_t column) {
+        const int32_t code = (request + column) % 256;
+        return std::isfinite(number(code)) ? code : 1;
+      };
+      for (int32_t b = 0; b < 256; ++b) {
+        auto *key = static_cast<uint8_t *>(call.key(b, 0));
+        for (int32_t d = 0; d < c.lk; ++d) key[d] = static_cast<uint8_t>(code_in(b, d));
+      }
+      call.fill_queries(0.0f);
+      ASSERT_EQ(call.run(), "");
+      for (int32_t b = 0; b < 256; ++b) {
+        for (int32_t h = 0; h < heads; ++h) {
+          for (int32_t d = 0; d < c.lv; ++d)
+            ASSERT_EQ(call.out(b, 0, h, d), 0.5f * number(code_in(b, d)))
+                << "code " << code_in(b, d) << ", request " << b << ", head " << h << ", column " << d;
+        }
+      }
+    }
+  }
+}
+
+// Codes that are no numbers: rows that see one are NaN, in whatever column it is, and other requests don't notice.
+TEST(Fp8, CodesThatAreNoNumbers) {
+  for (const auto &[type, code] : {std::pair{DType::f8_e4m3, 0x7f},
+                                   {DType::f8_e4m3, 0xff},
+                                   {DType::f8_e5m2, 0x7d},
+                                   {DType::f8_e5m2, 0xfe},
+                                   {DType::f8_e5m2, 0x7c},
+                                   {DType::f8_e5m2, 0xfc}}) {
+    for (const int32_t dim : {0, 33, 300, 511, 512, 575}) {
+      for (const int32_t heads : {3, 20, 40}) {
+        TestCase c;
+        c.q_dtype = DType::bf16;
+        c.kv_dtype = type;
+        c.lk = 576;
+        c.lv = 512;
+        c.qlen = 2;
+        c.heads = heads;
+        c.lens = {300, 40};
+        c.sm_scale = 0.05f;
+        TestCall call(c);
+        static_cast<uint8_t *>(call.key(0, 100))[dim] = static_cast<uint8_t>(code);
+        ASSERT_EQ(call.run_and_compare(), "") << "code " << code << ", column " << dim << ", heads " << heads;
+      }
+    }
   }
 }
 

@@ -202,11 +202,12 @@ TEST(CudaTiles, EveryPageSizeGivesTheSame) {
 }
 
 // Row tiles alone, in groups of two, three and four, and groups with idle places; work that is cut between blocks everywhere.
-TEST(CudaTiles, HeadsAndQueryTokens) {
+void expect_heads_and_query_tokens(DType cache) {
   for (const int32_t heads : {1, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 96, 128}) {
     for (const int32_t qlen : {1, 2, 5, 8}) {
       for (const int32_t splits : {0, 1, 3}) {
         TestCase c = deepseek({700, 0, 3, 129, 1500}, qlen);
+        c.kv_dtype = cache;
         c.heads = heads;
         c.num_kv_splits = splits;
         TestCall host(c);
@@ -218,11 +219,15 @@ TEST(CudaTiles, HeadsAndQueryTokens) {
     }
   }
 }
+TEST(CudaTiles, HeadsAndQueryTokens) { expect_heads_and_query_tokens(DType::bf16); }
+TEST(CudaTiles, HeadsAndQueryTokensOverFp8) { expect_heads_and_query_tokens(DType::f8_e4m3); }
 
-// Scales of any kind, and special numbers in keys and queries, as the oracle has them.
-TEST(CudaTiles, SpecialNumbers) {
-  const auto expect_as_oracle = [](const auto &change) {
-    TestCase c = deepseek({200, 64, 3}, 2);
+// Scales of any kind, and special numbers in keys and queries, as the oracle has them. FP8: by kernels with tiles of 16, 32 and 64 rows.
+void expect_special_numbers(DType cache, int32_t qlen) {
+  SCOPED_TRACE("query tokens " + std::to_string(qlen));
+  const auto expect_as_oracle = [cache, qlen](const auto &change) {
+    TestCase c = deepseek({200, 64, 5}, qlen);
+    c.kv_dtype = cache;
     TestCall host(c);
     change(host);
     DeviceCall device(&host);
@@ -237,9 +242,41 @@ TEST(CudaTiles, SpecialNumbers) {
   for (const float value : {NAN, INFINITY, -INFINITY}) {
     SCOPED_TRACE("value " + std::to_string(value));
     for (const int32_t dim : {0, 300, 575}) {
-      expect_as_oracle([=](TestCall &host) { host.set_query(0, 1, 5, dim, value); });
+      expect_as_oracle([=](TestCall &host) { host.set_query(0, qlen - 1, 5, dim, value); });
       expect_as_oracle([=](TestCall &host) { host.set_key(0, 70, dim, value); });
     }
+  }
+}
+TEST(CudaTiles, SpecialNumbers) { expect_special_numbers(DType::bf16, 2); }
+TEST(CudaTiles, SpecialNumbersOverFp8) {
+  for (const int32_t qlen : {1, 2, 4}) expect_special_numbers(DType::f8_e4m3, qlen);
+  expect_special_numbers(DType::f8_e5m2, 1);
+}
+
+// Scores that grow along the keys by much, so that the reference of the softmax moves again and again, for some rows of a tile alone; and
+// queries of very different sizes.
+TEST(CudaTiles, ReferencesThatMoveOverFp8) {
+  for (const int32_t qlen : {1, 2, 4}) {
+    TestCase c = deepseek({900, 700}, qlen);
+    c.kv_dtype = DType::f8_e4m3;
+    c.sm_scale = 0.1f;
+    TestCall host(c);
+    for (int32_t b = 0; b < 2; ++b) {
+      for (int32_t key = 0; key < c.lens[static_cast<std::size_t>(b)]; ++key)
+        host.set_key(b, key, 575, static_cast<float>(key % 300));
+      for (int32_t t = 0; t < qlen; ++t) {
+        for (int32_t h = 0; h < c.heads; ++h) {
+          if (h % 3 == 0) host.set_query(b, t, h, 575, h % 2 == 0 ? 20.0f : 1.0f);
+          if (h == 5) {
+            for (int32_t d = 0; d < c.lk; ++d) host.set_query(b, t, h, d, std::ldexp(d % 7 - 3.0f, -30));
+          }
+        }
+      }
+    }
+    DeviceCall device(&host);
+    ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+    ASSERT_EQ(device.fetch(), "");
+    EXPECT_EQ(host.mismatch(), "") << c;
   }
 }
 
@@ -271,8 +308,9 @@ TEST(CudaTiles, PartialResultsOfAnySize) {
 }
 
 // In the batch-invariant mode a row has the same bits whatever else is in the call.
-TEST(CudaTiles, InvariantOverHeadsTokensAndMates) {
+void expect_invariant_over_heads_tokens_and_mates(DType cache) {
   TestCase c = deepseek({2500}, 1);
+  c.kv_dtype = cache;
   c.streams = {7};
   c.heads = 16;
   TestCall alone(c);
@@ -302,23 +340,30 @@ TEST(CudaTiles, InvariantOverHeadsTokensAndMates) {
     }
   }
 }
+TEST(CudaTiles, InvariantOverHeadsTokensAndMates) {
+  for (const DType cache : {DType::bf16, DType::f8_e4m3}) expect_invariant_over_heads_tokens_and_mates(cache);
+}
 
 // Batch-invariant mode: a request's chunks on one block, on a few, on as many as there are, and more than the merge takes at a time. The
 // last row sees the same keys in all of them.
 TEST(CudaTiles, InvariantWhereverTheWorkIsCut) {
   struct Kernel {
-    DType type;
+    DType type, cache;
     int32_t heads, lk, lv;
   };
-  for (const Kernel &k :
-       {Kernel{DType::bf16, 16, 576, 512}, {DType::bf16, 128, 576, 512}, {DType::f16, 16, 288, 256}, {DType::f32, 2, 64, 40}}) {
+  for (const Kernel &k : {Kernel{DType::bf16, DType::bf16, 16, 576, 512},
+                          {DType::bf16, DType::bf16, 128, 576, 512},
+                          {DType::bf16, DType::f8_e4m3, 40, 576, 512},
+                          {DType::f16, DType::f16, 16, 288, 256},
+                          {DType::f32, DType::f32, 2, 64, 40}}) {
     for (const int32_t len : {1024, 1025, 6500, 150000}) {
       if (len > 10000 && k.heads > 16) continue;
       TestCall::Bits want;
       for (const int32_t mates : {0, 1, 13, 150}) {
         if (len > 10000 && mates > 13) continue;
         TestCase c = deepseek({}, 1);
-        c.q_dtype = c.kv_dtype = k.type;
+        c.q_dtype = k.type;
+        c.kv_dtype = k.cache;
         c.heads = k.heads;
         c.lk = k.lk;
         c.lv = k.lv;

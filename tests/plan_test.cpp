@@ -46,6 +46,10 @@ GpuKernel expected(Arch arch, const Problem &p, bool invariant) {
   if (p.q_dtype == DType::f32 || (p.kv_dtype != p.q_dtype && !rules::is_fp8(p.kv_dtype))) return GpuKernel::generic;
   const bool widths_of_all = p.v_dim == 512 && (p.qk_dim == 576 || p.qk_dim == 512);
   if (!widths_of_all && !(p.v_dim == 256 && (p.qk_dim == 320 || p.qk_dim == 288))) return GpuKernel::generic;
+  if (arch == Arch::sm_90 && widths_of_all && rules::is_fp8(p.kv_dtype)) {
+    if (invariant) return GpuKernel::hopper_fp8_32;
+    return rows <= 16 ? GpuKernel::hopper_fp8_16 : rows <= 32 ? GpuKernel::hopper_fp8_32 : GpuKernel::hopper_fp8_64;
+  }
   if (arch == Arch::sm_90 && widths_of_all && (rows > 16 || invariant)) return GpuKernel::hopper;
   return rows <= 16 || arch == Arch::sm_86 ? GpuKernel::portable_16 : GpuKernel::portable_64;
 }
@@ -59,7 +63,7 @@ TEST(Plan, BuiltInRows) {
                                 {DType::bf16, DType::f16},
                                 {DType::f32, DType::f32}}) {
       for (const auto &[lk, lv] : {std::pair{576, 512}, {512, 512}, {320, 256}, {288, 256}, {256, 128}}) {
-        for (const int32_t heads : {1, 16, 17, 64, 128, 300}) {
+        for (const int32_t heads : {1, 16, 17, 32, 33, 64, 128, 300}) {
           for (const bool invariant : {false, true}) {
             Problem p = problem(1, heads, q, kv);
             p.qk_dim = lk;
@@ -71,12 +75,17 @@ TEST(Plan, BuiltInRows) {
                          " heads");
             EXPECT_EQ(plan.choice.row.kernel, kernel);
             EXPECT_EQ(plan.choice.tensor_core(), kernel != GpuKernel::generic);
-            const bool few = kernel == GpuKernel::portable_16;
-            EXPECT_EQ(plan.choice.kernel.rows, kernel == GpuKernel::generic ? kGenericRows : few ? 16 : 64);
-            EXPECT_EQ(plan.choice.kernel.keys, kernel == GpuKernel::generic  ? kGenericKeys
-                                               : kernel == GpuKernel::hopper ? 64
-                                                                             : 32);
+            const bool few = kernel == GpuKernel::portable_16 || kernel == GpuKernel::hopper_fp8_16;
+            EXPECT_EQ(plan.choice.kernel.rows, kernel == GpuKernel::generic         ? kGenericRows
+                                               : few                                ? 16
+                                               : kernel == GpuKernel::hopper_fp8_32 ? 32
+                                                                                    : 64);
+            EXPECT_EQ(plan.choice.kernel.keys, kernel == GpuKernel::generic   ? kGenericKeys
+                                               : kernel == GpuKernel::hopper  ? 64
+                                               : rules::is_hopper_fp8(kernel) ? 128
+                                                                              : 32);
             const int32_t shares = invariant                      ? plan.launch.blocks  // as many as there are
+                                   : rules::is_hopper_fp8(kernel) ? 64
                                    : plan.choice.kernel.rows > 16 ? 32
                                                                   : 16;
             EXPECT_EQ(plan.launch.share_choice.squared_per_tile, shares / plan.launch.row_group);
@@ -106,7 +115,7 @@ TEST(Plan, TunedRowsGoFirstAndTheFirstOneThatFitsDecides) {
   gathered.page_size = 48;
   EXPECT_TRUE(row(gathered) == tuned[2]);
   EXPECT_EQ(row(problem(5, 16)).shares_squared_per_tile, 32);  // more rows: as built in
-  EXPECT_EQ(row(problem(1, 16, DType::bf16, DType::f8_e4m3)).kernel, GpuKernel::portable_16);
+  EXPECT_EQ(row(problem(1, 16, DType::bf16, DType::f8_e4m3)).kernel, GpuKernel::hopper_fp8_16);
 
   Target with = h200;
   with.tuned = {tuned.data(), tuned.size()};
@@ -122,7 +131,8 @@ TEST(Plan, TheMergeReadsWhatTheKernelWrites) {
   const KernelSet &kernels = *h200.kernels;
   EXPECT_EQ(make_plan(h200, problem(1, 16)).combine, kernels.combine);
   EXPECT_EQ(make_plan(h200, problem(4, 16)).combine, kernels.combine_f16);
-  EXPECT_EQ(make_plan(h200, problem(4, 16, DType::bf16, DType::f8_e4m3)).combine, kernels.combine_f16);
+  for (const int32_t qlen : {1, 2, 4})
+    EXPECT_EQ(make_plan(h200, problem(qlen, 16, DType::bf16, DType::f8_e4m3)).combine, kernels.combine_f16);
   EXPECT_EQ(make_plan(h200, problem(4, 16, DType::f32, DType::f32)).combine, kernels.combine);
   EXPECT_EQ(make_plan(target(Arch::sm_80, 80), problem(4, 16)).combine, kernels_for(80)->combine);
   Problem invariant = problem(4, 16);
@@ -144,9 +154,12 @@ TEST(Plan, ARowWhoseKernelCannotDoTheCallIsPassedOver) {
   narrow.v_dim = 256;
   EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, narrow), GpuKernel::portable_64);
   Problem fp8 = problem(4, 16, DType::bf16, DType::f8_e4m3);
-  EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, fp8), GpuKernel::hopper);
-  fp8.kv_slot_stride = 584;  // whose rows are not read by 16 bytes
-  EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, fp8), GpuKernel::portable_64);
+  EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, fp8), GpuKernel::hopper_fp8_64);
+  EXPECT_EQ(kernel(GpuKernel::hopper_fp8_16, Arch::sm_90, 90, fp8), GpuKernel::hopper_fp8_16);
+  EXPECT_EQ(kernel(GpuKernel::hopper_fp8_64, Arch::sm_90, 90, problem(4, 16)), GpuKernel::hopper);
+  EXPECT_EQ(kernel(GpuKernel::hopper_fp8_64, Arch::sm_80, 80, fp8), GpuKernel::portable_64);
+  fp8.kv_slot_stride = 584;  // whose rows are not copied by 16 bytes
+  EXPECT_EQ(kernel(GpuKernel::hopper_fp8_64, Arch::sm_90, 90, fp8), GpuKernel::portable_64);
   EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_90, 90, problem(4, 16, DType::f32, DType::f32)), GpuKernel::generic);
   EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_80, 80, problem(4, 16)), GpuKernel::portable_64);
   EXPECT_EQ(kernel(GpuKernel::hopper, Arch::sm_100, 100, problem(4, 16)), GpuKernel::portable_64);

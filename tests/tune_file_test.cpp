@@ -99,7 +99,8 @@ TEST(TuneFile, Rows) {
                "f:7: types: got 'int8', must be types=any, same_16_bit, fp8_cache or other");
   expect_fault(changed("pages=boxes", "pages=64"), "f:7: pages: got '64', must be pages=any, boxes or gathered");
   expect_fault(changed("kernel=hopper", "kernel=hopper2"),
-               "f:7: kernel: got 'hopper2', must be kernel=hopper, portable_64, portable_16 or generic");
+               "f:7: kernel: got 'hopper2', must be kernel=hopper, hopper_fp8_64, hopper_fp8_32, hopper_fp8_16, portable_64, "
+               "portable_16 or generic");
   const std::string shares = ", must be shares=N, a whole number from 4 to 4096";
   expect_fault(changed("shares=64", "shares=3"), "f:7: shares: got '3'" + shares);
   expect_fault(changed("shares=64", "shares=4097"), "f:7: shares: got '4097'" + shares);

@@ -34,7 +34,11 @@ class Part {
   __device__ __forceinline__ float4 *fragments(int32_t row, int32_t column) const {
     return acc_ + rules::acc_vector(layout_, row, column) + ptx::lane();
   }
-  // One in f32.
+  // The 16 bytes with that row and column.
+  __device__ __forceinline__ float4 *vector(int32_t row, int32_t column) const {
+    return acc_ + rules::acc_vector(layout_, row, column);
+  }
+  // One number in f32.
   __device__ __forceinline__ float *number(int32_t row, int32_t column) const {
     return reinterpret_cast<float *>(acc_ + rules::acc_vector(layout_, row, column)) + rules::acc_number(layout_, column);
   }
@@ -46,6 +50,12 @@ class Part {
 };
 
 constexpr rules::SoftmaxState kNoKeys = {-__builtin_huge_valf(), 0.0f};
+
+// The size of a finite number; 0 of others.
+__device__ __forceinline__ float finite_size(float x) {
+  const float size = fabsf(x);
+  return size <= 3.402823466e+38f ? size : 0.0f;
+}
 
 // What weighs nothing on the left, where it may never have been written, is not taken over.
 __device__ __forceinline__ rules::MergeStep merge_in_log2(rules::SoftmaxState left, rules::SoftmaxState right) {

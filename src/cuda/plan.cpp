@@ -40,14 +40,19 @@ const char *generic_only(const Target &target, const Problem &p) {
 // widths.
 const VerifyKernel *tensor_kernel(const Target &target, const Problem &p, rules::GpuKernel kernel) {
   if (!rules::has_kernel(target.arch, kernel)) return nullptr;
-  const bool hopper = kernel == rules::GpuKernel::hopper;
-  // Those read FP8 rows 16 bytes at a time.
-  if (hopper && rules::is_fp8(p.kv_dtype) && (p.kv_page_stride % 16 != 0 || p.kv_slot_stride % 16 != 0)) return nullptr;
-  const int32_t rows = hopper ? rules::hopper_config().block_h : rules::portable_config(target.arch, kernel).block_h;
-  for (const TensorKernel &k : hopper ? hopper_kernels(p.kv_dtype) : target.kernels->tensor) {
-    if (has_shape(k, p) && k.kernel.rows == rows) return &k.kernel;
+  const auto find = [&p](const std::vector<TensorKernel> &list, int32_t rows) {
+    const auto found =
+        std::find_if(list.begin(), list.end(), [&](const TensorKernel &k) { return has_shape(k, p) && k.kernel.rows == rows; });
+    return found != list.end() ? &found->kernel : nullptr;
+  };
+  if (rules::is_hopper_fp8(kernel)) {
+    // Their copies have addresses that are multiples of 16.
+    if (!rules::is_fp8(p.kv_dtype) || p.kv_page_stride % 16 != 0 || p.kv_slot_stride % 16 != 0) return nullptr;
+    return find(hopper_fp8_kernels(p.kv_dtype), rules::hopper_fp8_config(kernel).block_h);
   }
-  return nullptr;
+  if (kernel == rules::GpuKernel::hopper)
+    return rules::is_fp8(p.kv_dtype) ? nullptr : find(hopper_kernels(), rules::hopper_config().block_h);
+  return find(target.kernels->tensor, rules::portable_config(target.arch, kernel).block_h);
 }
 
 // Blocks of the combine kernel, if there are as many pieces of rows (combine.cuh); 0: it is not launched.
@@ -97,6 +102,7 @@ Choice choose_kernel(const Target &target, const Problem &p) {
       if (kernel == nullptr) continue;
       choice.kernel = *kernel;
       choice.why = row.kernel == rules::GpuKernel::hopper ? "types, widths and strides fit the Hopper kernel"
+                   : rules::is_hopper_fp8(row.kernel)     ? "types, widths and strides fit the Hopper kernel for FP8 caches"
                                                           : "types, widths and strides fit";
       return choice;
     }

@@ -35,6 +35,15 @@ __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wai
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Waits for all, and tells whether `x` is true for one of them.
+__device__ __forceinline__ bool barrier_or(int id, int threads, bool x) {
+  int any;
+  asm volatile("{.reg .pred x, any; setp.ne.b32 x, %3, 0; bar.red.or.pred any, %1, %2, x; selp.b32 %0, 1, 0, any;}"
+               : "=r"(any)
+               : "r"(id), "r"(threads), "r"(static_cast<int>(x))
+               : "memory");
+  return any != 0;
+}
 __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -58,6 +67,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
 // The way back: stores four 8x8 matrices (sm_90).
 __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// The same, each matrix transposed on its way.
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+               "r"(d)
                : "memory");
 }
 
@@ -88,6 +104,17 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
                : "r"(address)
                : "memory");
   return x;
+}
+
+// The larger one of a number in shared memory and `x` takes its place.
+__device__ __forceinline__ void shared_max(uint32_t address, float x) {
+  // Numbers without a sign are in order as integers, the others in reverse order, and above those if they have none.
+  const auto bits = static_cast<int32_t>(__float_as_uint(x));
+  if (bits >= 0) {
+    asm volatile("red.shared.max.s32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+  } else {
+    asm volatile("red.shared.min.u32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+  }
 }
 
 // 2^x, relative error below 2^-22; 0 for -inf, NaN for NaN.
@@ -126,16 +153,20 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
 __device__ __forceinline__ void prefetch_map(const void *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// Brings `bytes` bytes, a multiple of 16 as the address is, to the L2 cache.
-__device__ __forceinline__ void prefetch_to_l2(const void *from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 // How the L2 cache is to treat what is copied: as the first to go, or like everything else.
 __device__ __forceinline__ unsigned long long cache_policy(bool first_to_go) {
   unsigned long long first, normal;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
   asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
   return first_to_go ? first : normal;
+}
+// Copies `bytes` bytes, a multiple of 16 as both addresses are, to shared memory.
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier,
+                                           unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
 }
 // Copies a box of a tensor (a CUtensorMap), whose first element is (x, y, z), to shared memory; outside the tensor it is zeros.
 __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int32_t x, int32_t y, int32_t z, uint32_t barrier,

@@ -4,25 +4,14 @@
 #include "cuda/launch.h"
 #include "cuda/ptx.cuh"
 #include "cuda/schedule.cuh"
-#include "cuda/widen.cuh"
 #include "rules/config_table.h"
 #include "rules/workspace.h"
 
 namespace mlaverify::cuda {
 
-// What a copying warp keeps in shared memory while it widens FP8.
-struct Sm90Kept {
-  const char *keys[2][16];  // where its keys of even and odd tiles are; null: zeros
-  ItemCursor cursor;
-  uint32_t items;
-};
-
-// `cache`: the type of the cache, Type's or FP8.
-template <class Type, int qk_dim, int v_dim, DType cache>
+template <class Type, int qk_dim, int v_dim>
 struct Sm90Config {
   using T = Type;
-  static constexpr DType kCache = cache;
-  static constexpr bool kWidens = rules::is_fp8(cache);
   static constexpr rules::VerifyConfig kTable = rules::hopper_config();
   static constexpr int kQk = qk_dim, kV = v_dim, kRows = kTable.block_h, kKeys = kTable.block_n, kStages = kTable.num_stages;
   static constexpr int kGroup = 128, kThreads = 3 * kGroup;  // threads
@@ -41,13 +30,11 @@ struct Sm90Config {
   // computing groups 0 and 1. These arrive in halves.
   static constexpr int kParts = 3, kArrivals = 5;
   static constexpr int kTileBarriers = kStages * (kArrivals + kParts);
-  static constexpr int kOffsetKept =
-      rules::round_up(kOffsetBarriers + 8 * (kTileBarriers + 8), 16);  // of each copying warp, if they widen
-  static constexpr int kSharedBytes = kOffsetKept + (kWidens ? 4 * static_cast<int>(sizeof(Sm90Kept)) : 0);
+  static constexpr int kSharedBytes = kOffsetBarriers + 8 * (kTileBarriers + 8);
   static MLAVERIFY_HD int first_block(int part) { return part == 0 ? kValueBlocks : (part - 1) * kGroupBlocks; }
   static MLAVERIFY_HD int blocks(int part) { return part == 0 ? kRopeBlocks : kGroupBlocks; }
 
-  static constexpr int kComputeRegisters = kWidens ? 208 : 216, kCopyRegisters = kWidens ? 88 : 72;
+  static constexpr int kComputeRegisters = 216, kCopyRegisters = 72;
   static_assert(2 * kComputeRegisters + kCopyRegisters <= 3 * (65536 / kThreads / 8 * 8), "what the launch gives");
   static_assert(kQk % 64 == 0 && kV == 2 * kGroupValues && kQk >= kV && kGroupBlocks == 4);
   static_assert(kRows == 64 && kKeys == 64 && kStages == 2 && kThreads == 32 * kTable.num_warps,
@@ -122,35 +109,21 @@ class Sm90Copies {
         rank_(blockIdx.x % l.pair),
         policy_(ptx::cache_policy(l.pair == l.row_group)) {}
 
-  // `cursor`, which only widening puts away, is the warp's place among its items, behind this one.
-  __device__ __forceinline__ void run(const Item &item, ItemCursor *cursor) {
+  __device__ __forceinline__ void run(const Item &item) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
     if (warp_ == 0) hand_over(item);
-    if constexpr (C::kWidens) {
-      // Registers are for what is read ahead: the rest lies in shared memory meanwhile.
-      __syncwarp();  // all lanes have read it
-      if (lane_ == 0) {
-        kept()->cursor = *cursor;
-        kept()->items = items_;
+    if (l_.box_keys > 0) {
+      if constexpr (C::kRopeBlocks > 0) {
+        if (warp_ == 0) copy_boxes<C::kRopeBlocks>(item, tiles, 0);
       }
-      __syncwarp();
-      if (tiles > 0) widen_tiles(item, tiles);
-      *cursor = kept()->cursor;
-      items_ = kept()->items;
+      if (warp_ == 1 || warp_ == 2) copy_boxes<C::kGroupBlocks>(item, tiles, warp_);
     } else {
-      if (l_.box_keys > 0) {
-        if constexpr (C::kRopeBlocks > 0) {
-          if (warp_ == 0) copy_boxes<C::kRopeBlocks>(item, tiles, 0);
-        }
-        if (warp_ == 1 || warp_ == 2) copy_boxes<C::kGroupBlocks>(item, tiles, warp_);
-      } else {
-        fetch_page(item, 0);
+      fetch_page(item, 0);
 #pragma unroll 1
-        for (int t = 0; t < tiles; ++t) gather(item, t);
-      }
-      uses_[0] += (tiles + 1) / 2;
-      uses_[1] += tiles / 2;
+      for (int t = 0; t < tiles; ++t) gather(item, t);
     }
+    uses_[0] += (tiles + 1) / 2;
+    uses_[1] += tiles / 2;
   }
 
   // Tells the computing groups that there is no more. Copies must not outlive their threads.
@@ -272,110 +245,6 @@ class Sm90Copies {
       wait_for_room(t, 1 + group);
       copy_columns<kWarpKeys, C::kGroupBlocks>(mine, to + first * C::kBlockBytes, first * 128);
       for (int half = 0; half < 2; ++half) ptx::mbarrier_arrive_after_copies(barriers_.full(stage, 1 + group, half));
-    }
-  }
-
-  // ---- FP8 ----
-
-  // A warp has 16 keys of each tile, which it reads by 16 bytes a lane, in kReads reads of the same order for each tile: the part that is no
-  // values, then the values of the owner, then the others. kAhead reads are under way all the time; what they bring is widened and stored
-  // as it comes.
-  static constexpr int kRopeReads = 2 * C::kRopeBlocks, kPartReads = 8, kReads = kRopeReads + 2 * kPartReads,
-                       kAhead = kReads % 6 == 0 ? 6 : 4;
-  static_assert(kReads % kAhead == 0, "a read of each tile has the same registers");
-
-  __device__ __forceinline__ Sm90Kept *kept() const {
-    return reinterpret_cast<Sm90Kept *>(reinterpret_cast<char *>(items_at_) - C::kOffsetItems + C::kOffsetKept) + warp_;
-  }
-
-  // Of read `i` of a tile in `stage`: by eight keys x 64 bytes, or by two keys x 256.
-  __device__ __forceinline__ float4 read(int i, int stage) const {
-    const bool rope = i < kRopeReads;
-    const int group = stage ^ (i - kRopeReads) / kPartReads, lane = ptx::lane();
-    const int key = rope ? i * 8 + lane / 4 : (i - kRopeReads) % kPartReads * 2 + lane / 16;
-    const int byte = rope ? C::kV + lane % 4 * 16 : group * C::kGroupValues + lane % 16 * 16;
-    const char *row = kept()->keys[stage][key];
-    return ptx::load_global_16(reinterpret_cast<const float4 *>(row + byte), row != nullptr);
-  }
-
-  // Where this lane stores the first of two chunks of 16 bytes, in the first lines that its warp reads. Four neighbouring lanes begin with even
-  // chunks, the next four with odd ones: so eight lanes meet eight different ones (of values; the rest, whose key says the same as the
-  // turn, meets four).
-  __device__ __forceinline__ uint32_t first_chunk(int key, int block, int column) const {
-    const int turn = ptx::lane() / 4 % 2;
-    return shared_ + C::kOffsetK + block * C::kBlockBytes + (warp_ * kWarpKeys + key) * 128 +
-           ((column / 8 + turn ^ key % 8) << 4);
-  }
-
-  __device__ __forceinline__ void store(float4 bytes, int i, int stage, uint32_t values_to) const {
-    const bool rope = i < kRopeReads;
-    const int group = stage ^ (i - kRopeReads) / kPartReads, k = (i - kRopeReads) % kPartReads * 2;
-    const int lane = ptx::lane();
-    const uint32_t to =
-        stage * C::kTileBytes + (rope ? first_chunk(i * 8 + lane / 4, C::kValueBlocks, lane % 4 * 16)
-                                      : (values_to ^ k % 8 << 4) + group * C::kGroupBlocks * C::kBlockBytes + k * 128);
-    const bool turn = lane / 4 % 2 != 0;
-    const uint2 low = {__float_as_uint(bytes.x), __float_as_uint(bytes.y)},
-                high = {__float_as_uint(bytes.z), __float_as_uint(bytes.w)};
-    ptx::store_shared_16(to, widen<typename C::T>(turn ? high : low, C::kCache == DType::f8_e4m3));
-    ptx::store_shared_16(to ^ 16, widen<typename C::T>(turn ? low : high, C::kCache == DType::f8_e4m3));
-  }
-
-  // Before read `i` of a tile is stored, and behind it.
-  __device__ __forceinline__ void begin_part(int i, int stage) const {
-    if (i == 0 && kRopeReads > 0) wait_for_room(stage, 0);
-    if (i == kRopeReads) wait_for_room(stage, 1 + stage);
-    if (i == kRopeReads + kPartReads) wait_for_room(stage, 2 - stage);
-  }
-  __device__ __forceinline__ void end_part(int i, int stage) const {
-    if (i == kRopeReads - 1) ptx::mbarrier_arrive(barriers_.full(stage, 0, 0));
-    if (i != kRopeReads + kPartReads - 1 && i != kReads - 1) return;
-    const int part = i == kReads - 1 ? 2 - stage : 1 + stage;
-    for (int half = 0; half < 2; ++half) ptx::mbarrier_arrive(barriers_.full(stage, part, half));
-  }
-
-  // Notes where the warp's keys are whose pages were fetched last, of a tile for `stage`, and has them brought to the L2 cache: a read from
-  // memory takes longer than the reads ahead bridge.
-  __device__ __forceinline__ void look_up(int stage) const {
-    __syncwarp();
-    if (ptx::lane() < kWarpKeys) {
-      const char *key = slot_address(p_, page_, offset_);
-      kept()->keys[stage][ptx::lane()] = key;
-      if (key != nullptr) ptx::prefetch_to_l2(key, C::kQk);
-    }
-    __syncwarp();
-  }
-
-  __device__ __forceinline__ void widen_tiles(const Item &item, int tiles) {
-    fetch_page(item, 0);
-    look_up(0);
-    fetch_page(item, 1);
-    look_up(1);
-    fetch_page(item, 2);
-    const int lane = ptx::lane();
-    const uint32_t values_to = first_chunk(lane / 16, lane % 16 / 4, lane % 4 * 16);
-    float4 x[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) x[i] = read(i, 0);
-#pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
-      const int stage = t % 2;
-#pragma unroll
-      for (int i = 0; i < kReads; ++i) {
-        begin_part(i, stage);
-        store(x[i % kAhead], i, stage, values_to);
-        if (i + kAhead < kReads) {
-          x[i % kAhead] = read(i + kAhead, stage);
-        } else {
-          if (i + kAhead == kReads) {
-            look_up(stage);  // whose reads have all begun
-            fetch_page(item, t + 3);
-          }
-          x[i % kAhead] = read(i + kAhead - kReads, stage ^ 1);
-        }
-        end_part(i, stage);
-      }
-      ++(stage == 0 ? uses_[0] : uses_[1]);
     }
   }
 

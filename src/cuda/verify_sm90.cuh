@@ -6,8 +6,7 @@
 // tile's scores and softmax. Of the values each group has half of the columns, for every tile.
 //
 //   copies, tile t                    a warp for each part of the tile: wait until it is empty, copy by boxes of the copy engine; or all
-//                                     four one part after the other, 16 bytes a thread (cp.async). "full" completes with the copies.
-//                                     FP8: all four, from the L2 cache by 16 bytes a thread, widened in registers, stored
+//                                     four one part after the other, 16 bytes a thread (cp.async). "full" completes with the copies
 //   the owner of tile t, step t
 //     [1] wait for P(t-1) of the other group; rescale O if its reference moved; O += P(t-1) V; values of t-1 empty
 //     [2] S = Q K^T, each half part as it arrives; "part 0 empty" of tile t
@@ -24,7 +23,7 @@
 // The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then rescale nothing.
 //
 // Barriers           kind         arrivals             orders
-//   full[2][5]       mbarrier     1 + bytes, or 128    the copies (or stores) of a half part before its products
+//   full[2][5]       mbarrier     1 + bytes, or 128    the copies of a half part before its products
 //                                 copying
 //   empty[2][3]      mbarrier     4 warps of a group,  the products that read a part before it is overwritten: of part 0 the owner's
 //                                 of each of a pair    scores, of part 1 + g the values of group g
@@ -41,9 +40,8 @@
 //                                                      block over before a block ends
 //
 // Shared memory, in blocks of 64 rows or keys x 64 columns (8 KB, swizzled): Q Lk/64 (results at the end of an item), two tiles Lk/64
-// each, P 1; then references [64], row sums [2][64], items, barriers, what copying warps keep. 225 KB for Lk 576 (FP8 226): one block a
-// multiprocessor.
-// Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16 twice), 72 a copying one; FP8: 208 and 88.
+// each, P 1; then references [64], row sums [2][64], items, barriers. 225 KB for Lk 576: one block a multiprocessor.
+// Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16 twice), 72 a copying one.
 #pragma once
 
 #include "cuda/launch.h"
@@ -411,7 +409,6 @@ class Sm90Products {
   __device__ __forceinline__ void write_part(const volatile Item &item, int32_t piece, const float (&o)[128]) const {
     if (l_.chunks == 0) return write_part_f16(item, piece, o);
     write_state(item, piece, true);
-    if (!has_acc(l_, item)) return;
     const Part part = this->part(item, piece);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -559,7 +556,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) verify_sm90_kernel(const __gri
     Sm90Copies<C> copies(l, sm90_shared, barriers);
     const Items<C::kRows, true> items(l);
     ItemCursor cursor = items.begin();
-    for (Item item; items.next(&cursor, &item);) copies.run(item, &cursor);
+    for (Item item; items.next(&cursor, &item);) copies.run(item);
     copies.finish();
   }
   if (l.pair > 1) ptx::cluster_sync();  // the other one of the pair may still write here

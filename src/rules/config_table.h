@@ -59,13 +59,16 @@ MLAVERIFY_HD VerifyConfig gpu_config() {
   return c;
 }
 
-// The kernels of CUDA GPUs by name: Hopper's own, the portable one with tiles of 64 or 16 rows, and the plain one for the types and widths
-// that those have not.
-enum class GpuKernel : int32_t { hopper, portable_64, portable_16, generic };
-constexpr int32_t kNumGpuKernels = 4;
+// The kernels of CUDA GPUs by name: Hopper's own, those of Hopper for FP8 caches with tiles of 64, 32 or 16 rows, the portable one with
+// tiles of 64 or 16 rows, and the plain one for the types and widths that those have not.
+enum class GpuKernel : int32_t { hopper, hopper_fp8_64, hopper_fp8_32, hopper_fp8_16, portable_64, portable_16, generic };
+constexpr int32_t kNumGpuKernels = 7;
 MLAVERIFY_HD const char *kernel_name(GpuKernel k) {
   switch (k) {
     case GpuKernel::hopper: return "hopper";
+    case GpuKernel::hopper_fp8_64: return "hopper_fp8_64";
+    case GpuKernel::hopper_fp8_32: return "hopper_fp8_32";
+    case GpuKernel::hopper_fp8_16: return "hopper_fp8_16";
     case GpuKernel::portable_64: return "portable_64";
     case GpuKernel::portable_16: return "portable_16";
     case GpuKernel::generic: return "generic";
@@ -73,9 +76,14 @@ MLAVERIFY_HD const char *kernel_name(GpuKernel k) {
   return "";
 }
 
+MLAVERIFY_HD bool is_hopper_fp8(GpuKernel k) {
+  return k == GpuKernel::hopper_fp8_64 || k == GpuKernel::hopper_fp8_32 || k == GpuKernel::hopper_fp8_16;
+}
+
 // Whether code of the kernel is compiled for the architecture: it may still not have a call's types or widths.
 MLAVERIFY_HD bool has_kernel(Arch arch, GpuKernel k) {
-  return k == GpuKernel::hopper ? arch == Arch::sm_90 : k != GpuKernel::portable_64 || arch != Arch::sm_86;
+  if (k == GpuKernel::hopper || is_hopper_fp8(k)) return arch == Arch::sm_90;
+  return k != GpuKernel::portable_64 || arch != Arch::sm_86;
 }
 
 // The Hopper kernel has one tile.
@@ -87,6 +95,18 @@ MLAVERIFY_HD VerifyConfig hopper_config() {
   c.num_stages = 2;
   return c;
 }
+
+// Hopper's kernels for FP8 caches: as many stages, of 32 keys, as shared memory has room for beside the rows.
+MLAVERIFY_HD VerifyConfig hopper_fp8_config(GpuKernel kernel) {
+  VerifyConfig c = hopper_config();
+  c.block_h = kernel == GpuKernel::hopper_fp8_64 ? 64 : kernel == GpuKernel::hopper_fp8_32 ? 32 : 16;
+  c.block_n = 128;
+  c.num_stages = kernel == GpuKernel::hopper_fp8_64 ? 7 : kernel == GpuKernel::hopper_fp8_32 ? 9 : 10;
+  return c;
+}
+
+// The one of them for the batch-invariant mode.
+MLAVERIFY_HD GpuKernel invariant_fp8_kernel() { return GpuKernel::hopper_fp8_32; }
 
 // The portable tensor-core kernel with tiles of 16 or 64 rows. Tiles have the same keys whatever the rows: a row's bits follow from
 // them. As many stages as shared memory allows; warps: 8 for the values, and for the scores 2 for each 32 rows.
@@ -185,6 +205,9 @@ constexpr GpuRow kGpuRows[] = {
     {Arch::sm_80, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::generic, 16},
     {Arch::sm_86, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::portable_16, 16},
     {Arch::sm_86, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::generic, 16},
+    {Arch::sm_90, 0, kFewRows, TypeClass::fp8_cache, kAnyPages, GpuKernel::hopper_fp8_16, 64},
+    {Arch::sm_90, kFewRows + 1, 2 * kFewRows, TypeClass::fp8_cache, kAnyPages, GpuKernel::hopper_fp8_32, 64},
+    {Arch::sm_90, 2 * kFewRows + 1, kMostRows, TypeClass::fp8_cache, kAnyPages, GpuKernel::hopper_fp8_64, 64},
     {Arch::sm_90, 0, kFewRows, kAnyTypes, kAnyPages, GpuKernel::portable_16, 16},
     {Arch::sm_90, kFewRows + 1, kMostRows, kAnyTypes, kAnyPages, GpuKernel::hopper, 32},
     {Arch::sm_90, kFewRows + 1, kMostRows, kAnyTypes, kAnyPages, GpuKernel::portable_64, 32},
@@ -198,7 +221,10 @@ constexpr GpuRows gpu_rows() { return {kGpuRows, sizeof(kGpuRows) / sizeof(kGpuR
 // What stands before them in the batch-invariant mode, instead of any other rows: one kernel for all row counts, since a row's bits must
 // not depend on them. (The portable kernel's bits are those of its key tiles, whatever the rows.) Rows decide the kernel only: that mode
 // has as many shares as there can be (cuda/plan.cpp).
-constexpr GpuRow kInvariantRows[] = {{Arch::sm_90, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::hopper, 32}};
+constexpr GpuRow kInvariantRows[] = {
+    {Arch::sm_90, 0, kMostRows, TypeClass::fp8_cache, kAnyPages, invariant_fp8_kernel(), 64},
+    {Arch::sm_90, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::hopper, 32},
+};
 constexpr GpuRows invariant_gpu_rows() { return {kInvariantRows, sizeof(kInvariantRows) / sizeof(kInvariantRows[0])}; }
 
 // For a CUDA GPU, where types, widths and strides fit.
