@@ -151,7 +151,7 @@ def tokens_of_page(kv_cache: Any, page_size: int | None) -> int:
     """page_size, or what the shape of a cache with four dimensions says."""
     if page_size is not None:
         return page_size
-    shape = getattr(kv_cache, "shape", ())
+    shape: Any = getattr(kv_cache, "shape", ())
     if len(shape) != 4:
         raise ValueError(f"page_size: is missing, must be given where kv_cache has not four dimensions (got shape {list(shape)})")
     return shape[1]
@@ -161,7 +161,7 @@ def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
     """The caller's outputs, or new ones like q."""
     if out is not None and lse is not None:
         return out, lse
-    shape = getattr(q, "shape", ())
+    shape: Any = getattr(q, "shape", ())
     if len(shape) != 3:
         raise ValueError(f"q: got {type(q).__name__} of shape {list(shape)}, must be an array [B*qlen, H, Lk]")
     rows, heads = shape[0], shape[1]

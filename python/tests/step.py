@@ -23,7 +23,7 @@ class Step:
         rng = np.random.default_rng(seed)
         self.qlen, self.heads, self.lv, self.page_size, self.dtype = qlen, heads, lv, page, dtype
         self.kv_dtype = kv_dtype or dtype
-        self.sm_scale = 1 / np.sqrt(lk)
+        self.sm_scale = float(1 / np.sqrt(lk))
         pages = [-(-n // page) for n in lens]
         total = sum(pages) + 2
         order = rng.permutation(total)
