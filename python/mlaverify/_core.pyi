@@ -2,11 +2,8 @@
 
 from typing import Any
 
-BATCH_INVARIANT: int
-CHECKED: int
-
 # The arguments of a call, in this order: q, kv_cache, out, lse, block_table, seq_lens, real_seq_lens, k_scale, v_head_dim, qlen, page_size,
-# num_kv_splits, sm_scale, flags, backend, num_threads, dtype, kv_dtype, stream.
+# num_kv_splits, sm_scale, batch_invariant, checked, backend, num_threads, dtype, kv_dtype, stream.
 
 def verify(*arguments_and_workspace: Any) -> int:
     """Computes. 0, or, having done nothing, the bytes of workspace that a call needs whose stream is being captured."""
@@ -31,7 +28,7 @@ def verify_num_kv_splits(
     max_splits: int,
     /,
 ) -> int: ...
-def backends() -> list[tuple[str, int, bool, str]]:
-    """Name, number, whether it can run here, what with or why not."""
+def backends() -> list[tuple[str, bool, str]]:
+    """Name, whether it can run here, what with or why not."""
 
 def version() -> str: ...

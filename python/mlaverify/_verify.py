@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
-from mlaverify import _core, _torch
-
-BACKENDS = {"auto": 0, "reference": 1, "cpu": 2, "cuda": 3}  # the library's numbers
+from mlaverify import _core
 
 
 def verify(
@@ -73,7 +72,9 @@ def verify(
         NotImplementedError: no backend here can do this; the message has each one's reason.
         RuntimeError: the device failed.
     """
-    if _torch.is_compiling():
+    torch: Any = sys.modules.get("torch")
+    tensor = torch is not None and isinstance(q, torch.Tensor)
+    if tensor and torch.compiler.is_compiling():
         from mlaverify import torch_op
 
         if stream is not None or workspace is not None or checked or backend != "auto" or num_threads != 0:
@@ -84,19 +85,22 @@ def verify(
         out, lse = outputs(q, v_head_dim, out, lse)
         torch_op.verify_into(q, kv_cache, block_table, seq_lens, out, lse, *options)
         return out, lse
-    if _torch.is_tensor(q):
-        refuse_gradients(q, kv_cache)
-    out, lse = outputs(q, v_head_dim, out, lse)
-    call = arguments(
+    if tensor and q.requires_grad and torch.is_grad_enabled():  # a result without a gradient would be wrong in training, silently
+        raise ValueError("q: requires a gradient, which verify does not compute: detach() it, or use torch.no_grad()")
+    if out is None or lse is None:
+        out, lse = outputs(q, v_head_dim, out, lse)
+    needed = _core.verify(
         q, kv_cache, out, lse, block_table, seq_lens, real_seq_lens, k_scale, v_head_dim, qlen, page_size, num_kv_splits, sm_scale,
-        batch_invariant, checked, backend, num_threads, dtype, kv_dtype, stream,
+        batch_invariant, checked, backend, num_threads, dtype, kv_dtype, stream, workspace,
     )  # fmt: skip
-    needed = _core.verify(*call, workspace)
     if needed:  # a graph is being captured: it keeps its own memory
-        if not _torch.is_tensor(q):
+        if not tensor:
             raise ValueError(f"workspace: is missing, must be {needed} bytes while the stream is being captured")
-        _core.verify(*call, q.new_empty(needed, dtype=sys.modules["torch"].uint8))
-    if stream is not None and _torch.is_tensor(q) and q.is_cuda:
+        _core.verify(
+            q, kv_cache, out, lse, block_table, seq_lens, real_seq_lens, k_scale, v_head_dim, qlen, page_size, num_kv_splits, sm_scale,
+            batch_invariant, checked, backend, num_threads, dtype, kv_dtype, stream, q.new_empty(needed, dtype=torch.uint8),
+        )  # fmt: skip
+    if stream is not None and tensor and q.is_cuda:
         keep_for_stream(stream, q, kv_cache, out, lse, block_table, seq_lens, real_seq_lens, k_scale, workspace)
     return out, lse
 
@@ -126,75 +130,38 @@ def workspace_size(
 
     Nothing is computed and no array is read. Raises as :func:`verify` does.
     """
-    call = arguments(
+    return _core.workspace_size(
         q, kv_cache, out, lse, block_table, seq_lens, real_seq_lens, k_scale, v_head_dim, qlen, page_size, num_kv_splits, 1.0,
         batch_invariant, False, backend, num_threads, dtype, kv_dtype, stream,
     )  # fmt: skip
-    return _core.workspace_size(*call)
-
-
-def arguments(
-    q, kv_cache, out, lse, block_table, seq_lens, real_seq_lens, k_scale, v_head_dim, qlen, page_size, num_kv_splits, sm_scale,
-    batch_invariant, checked, backend, num_threads, dtype, kv_dtype, stream,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The arguments of _core.verify but for the workspace."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: got {backend!r}, must be one of {', '.join(BACKENDS)}")
-    flags = (_core.BATCH_INVARIANT if batch_invariant else 0) | (_core.CHECKED if checked else 0)
-    return (
-        q, kv_cache, out, lse, block_table, seq_lens, real_seq_lens, k_scale, v_head_dim, qlen, tokens_of_page(kv_cache, page_size),
-        num_kv_splits, sm_scale, flags, BACKENDS[backend], num_threads, dtype, kv_dtype, stream,
-    )  # fmt: skip
-
-
-def tokens_of_page(kv_cache: Any, page_size: int | None) -> int:
-    """page_size, or what the shape of a cache with four dimensions says."""
-    if page_size is not None:
-        return page_size
-    shape: Any = getattr(kv_cache, "shape", ())
-    if len(shape) != 4:
-        raise ValueError(f"page_size: is missing, must be given where kv_cache has not four dimensions (got shape {list(shape)})")
-    return shape[1]
 
 
 def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
-    """The caller's outputs, or new ones like q."""
-    if out is not None and lse is not None:
-        return out, lse
+    """The caller's outputs, and for what is None new ones of the framework of q."""
     shape: Any = getattr(q, "shape", ())
     if len(shape) != 3:
         raise ValueError(f"q: got {type(q).__name__} of shape {list(shape)}, must be an array [B*qlen, H, Lk]")
     rows, heads = shape[0], shape[1]
-    if _torch.is_tensor(q):
-        torch = sys.modules["torch"]
+    framework = type(q).__module__.partition(".")[0]
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor):
         new_out = q.new_empty((rows, heads, v_head_dim)) if out is None else out
         return new_out, q.new_empty((rows, heads), dtype=torch.float32) if lse is None else lse
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(q, numpy.ndarray):
-        empty, float32, place = numpy.empty, numpy.float32, {}
-    elif hasattr(q, "__array_namespace__") and not type(q).__module__.startswith("jax"):
-        namespace = q.__array_namespace__()
-        empty, float32, place = namespace.empty, namespace.float32, {"device": q.device}
-    else:  # JAX's arrays, for example, never change
-        raise TypeError(f"out, lse: are missing, must be given where q is a {type(q).__module__}.{type(q).__name__}: no way to make arrays "
-                        "like it that can be written to")  # fmt: skip
-    new_out = empty((rows, heads, v_head_dim), dtype=q.dtype, **place) if out is None else out
-    return new_out, empty((rows, heads), dtype=float32, **place) if lse is None else lse
-
-
-def refuse_gradients(q: Any, kv_cache: Any) -> None:
-    """There is no backward: a result without one would be silently wrong in training."""
-    if (q.requires_grad or getattr(kv_cache, "requires_grad", False)) and sys.modules["torch"].is_grad_enabled():
-        raise ValueError("q, kv_cache: require gradients, which verify does not compute: detach() them, or use torch.no_grad()")
+    if framework not in ("numpy", "cupy"):  # JAX's arrays, for example, never change
+        raise TypeError(f"out, lse: are missing, must be given where q is of {framework}: arrays like it cannot be made to write to")
+    module = sys.modules[framework]
+    with q.device if framework == "cupy" else contextlib.nullcontext():
+        new_out = module.empty((rows, heads, v_head_dim), dtype=q.dtype) if out is None else out
+        return new_out, module.empty((rows, heads), dtype=module.float32) if lse is None else lse
 
 
 def keep_for_stream(stream: Any, *tensors: Any) -> None:
     """Has torch's allocator keep memory that goes out of use until `stream` is done with it."""
-    cuda = sys.modules["torch"].cuda
+    torch: Any = sys.modules["torch"]
     if isinstance(stream, int):
-        stream = cuda.ExternalStream(stream)
-    elif not isinstance(stream, cuda.Stream):
-        stream = cuda.ExternalStream(stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream.ptr)
+        stream = torch.cuda.ExternalStream(stream)
+    elif not isinstance(stream, torch.cuda.Stream):
+        stream = torch.cuda.ExternalStream(stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream.ptr)
     for tensor in tensors:
-        if _torch.is_tensor(tensor):
+        if isinstance(tensor, torch.Tensor):
             tensor.record_stream(stream)

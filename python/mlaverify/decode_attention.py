@@ -6,9 +6,10 @@ Names, order and defaults of arguments are those of the Triton functions. ``mlav
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
-from mlaverify import _core, _torch
+from mlaverify import _core
 
 _NAMES = {"kv_cache": "k_buffer", "out": "o", "block_table": "req_to_token", "v_head_dim": "v_buffer"}  # the library's: those used here
 
@@ -55,7 +56,8 @@ def decode_attention_fwd_verify(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: as :func:`mlaverify.verify`.
     """
-    if _torch.is_compiling():
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
         from mlaverify import torch_op
 
         torch_op.decode_attention_fwd_verify(
@@ -103,9 +105,11 @@ def select_verify_config(batch: int, qlen: int, num_heads: int) -> dict[str, int
     Keys: ``BLOCK_H`` (rows of a tile), ``BLOCK_N`` (keys of a tile), ``SPLIT_ALIGN`` and ``MIN_SPLIT_LEN`` (keys), ``QSPLIT``,
     ``num_warps``, ``num_stages``, ``S2_BLOCK_S`` and ``s2_num_warps`` (the merge). It informs: the library chooses by itself.
     """
-    device = _torch.current_cuda_device()
-    if device is None:
-        device = 0 if any(name == "cuda" and available for name, _, available, _ in _core.backends()) else -1
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        device = torch.cuda.current_device()
+    else:
+        device = 0 if any(name == "cuda" and available for name, available, _ in _core.backends()) else -1
     return _core.select_verify_config(batch, qlen, num_heads, device, None)
 
 

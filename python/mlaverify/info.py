@@ -20,7 +20,7 @@ class Backend(NamedTuple):
 
 def backends() -> list[Backend]:
     """The backends in order of preference, those that cannot run here included."""
-    return [Backend(name, available, detail) for name, _, available, detail in _core.backends()]
+    return [Backend(*backend) for backend in _core.backends()]
 
 
 def report() -> str:

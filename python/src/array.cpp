@@ -237,26 +237,6 @@ void *given_stream(nb::handle stream) {
   return pointer(value);
 }
 
-// The stream that work on `array` goes to where the caller names none.
-void *current_stream(nb::handle array) {
-  if (const ExchangeApi *api = exchange_api(array)) {
-    const DLTensor d = describe(*api, array, "q");
-    if (d.device.device_type != kCuda && d.device.device_type != kCudaManaged) return nullptr;
-    void *stream = nullptr;
-    if (api->current_work_stream(d.device.device_type, d.device.device_id, &stream) != 0) throw nb::python_error();
-    return stream;
-  }
-  if (is_instance(array, torch_tensor())) {
-    if (!nb::cast<bool>(array.attr("is_cuda"))) return nullptr;
-    const nb::object current = nb::module_::import_("torch").attr("cuda").attr("current_stream")(array.attr("device"));
-    return pointer(nb::cast<uintptr_t>(current.attr("cuda_stream")));
-  }
-  if (!is_instance(array, numpy_array()) && on_gpu(array)) {
-    value_error("stream: is missing, must be given for GPU arrays of a framework that does not tell its current one");
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 mlaverify_dtype dtype_argument(nb::handle name, const char *argument) {
@@ -282,11 +262,33 @@ int64_t last_size(nb::handle array, const char *name) {
              ", must be an array with dimensions");
 }
 
+// The stream that work on `array` goes to where the caller names none.
+void *Arrays::current_stream(nb::handle array) {
+  if (const ExchangeApi *api = exchange_api(array)) {
+    const DLTensor &d = description_ = describe(*api, array, "q");
+    described_ = array;
+    if (d.device.device_type != kCuda && d.device.device_type != kCudaManaged) return nullptr;
+    void *stream = nullptr;
+    if (api->current_work_stream(d.device.device_type, d.device.device_id, &stream) != 0) throw nb::python_error();
+    return stream;
+  }
+  if (is_instance(array, torch_tensor())) {
+    if (!nb::cast<bool>(array.attr("is_cuda"))) return nullptr;
+    const nb::object current = nb::module_::import_("torch").attr("cuda").attr("current_stream")(array.attr("device"));
+    return pointer(nb::cast<uintptr_t>(current.attr("cuda_stream")));
+  }
+  if (!is_instance(array, numpy_array()) && on_gpu(array)) {
+    value_error("stream: is missing, must be given for GPU arrays of a framework that does not tell its current one");
+  }
+  return nullptr;
+}
+
 Arrays::Arrays(nb::handle stream, nb::handle array)
     : stream_(stream.is_none() ? current_stream(array) : given_stream(stream)) {}
 
 mlaverify_tensor Arrays::view(nb::handle array, const char *name, Use use, mlaverify_dtype dtype) {
   if (array.is_none()) return {};
+  if (array.is(described_)) return from_dltensor(description_, name, dtype);
   if (const ExchangeApi *api = exchange_api(array)) return from_dltensor(describe(*api, array, name), name, dtype);
   if (is_instance(array, numpy_array())) return from_numpy(array, name, use, dtype);
   if (is_instance(array, torch_tensor())) return from_torch(array, name, dtype);

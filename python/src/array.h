@@ -40,9 +40,12 @@ class Arrays {
   mlaverify_tensor view(nb::handle array, const char *name, Use use = Use::input, mlaverify_dtype dtype = kOwnDtype);
 
  private:
+  void *current_stream(nb::handle array);
   mlaverify_tensor view_of_other(nb::handle array, const char *name, Use use, mlaverify_dtype dtype);
 
   void *stream_ = nullptr;
+  nb::handle described_;  // the array that the stream came from, and DLPack's description of it
+  nb::dlpack::dltensor description_;
   std::vector<nb::ndarray<nb::ro>> imports_;  // of arrays that came over __dlpack__
 };
 

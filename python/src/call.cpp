@@ -13,6 +13,15 @@ namespace {
 using Args = mlaverify_verify_args;
 constexpr std::size_t kAlignment = MLAVERIFY_WORKSPACE_ALIGNMENT;
 
+int32_t page_size_of(const mlaverify_tensor &kv_cache) {
+  if (kv_cache.ndim != 4) {
+    throw nb::value_error(
+        ("page_size: is missing, must be given where kv_cache has not 4 dimensions (got " + std::to_string(kv_cache.ndim) + ")")
+            .c_str());
+  }
+  return static_cast<int32_t>(kv_cache.shape[1]);
+}
+
 // All bytes set, padding included: arguments are compared as bytes.
 struct Prepared {
   Args args;
@@ -32,7 +41,7 @@ struct Prepared {
     args.k_scale = arrays.view(c.k_scale, "k_scale");
     args.v_head_dim = c.v_head_dim;
     args.qlen = c.qlen;
-    args.page_size = c.page_size;
+    args.page_size = c.page_size ? *c.page_size : page_size_of(args.kv_cache);
     args.num_kv_splits = c.num_kv_splits;
     args.sm_scale = static_cast<float>(c.sm_scale);
     args.flags = c.flags;

@@ -42,6 +42,27 @@ double real(nb::handle value, const char *name) {
   return number;
 }
 
+bool is_true(nb::handle value) {
+  const int truth = PyObject_IsTrue(value.ptr());
+  if (truth < 0) throw nb::python_error();
+  return truth != 0;
+}
+
+// By the name that the library gives it; "auto" leaves the choice to the library.
+mlaverify_backend backend_number(nb::handle name) {
+  std::string text, known = "auto";
+  nb::try_cast(name, text);
+  if (text == known) return MLAVERIFY_BACKEND_AUTO;
+  for (int32_t i = 0; i < mlaverify_backend_count(); ++i) {
+    mlaverify_backend_info info = {};
+    info.size = sizeof(info);
+    raise_on_error(mlaverify_get_backend_info(i, &info));
+    if (text == info.name) return info.backend;
+    known += std::string(", ") + info.name;
+  }
+  throw nb::value_error(("backend: got " + nb::cast<std::string>(nb::repr(name)) + ", must be one of " + known).c_str());
+}
+
 // Positional arguments that may be None. Their number is the package's matter.
 class Positional {
  public:
@@ -63,18 +84,19 @@ CallArguments call_arguments(Positional *args) {
   }
   c.v_head_dim = integer(args->next(), "v_head_dim");
   c.qlen = integer(args->next(), "qlen");
-  c.page_size = integer(args->next(), "page_size");
+  if (const nb::handle page_size = args->next(); !page_size.is_none()) c.page_size = integer(page_size, "page_size");
   c.num_kv_splits = integer(args->next(), "num_kv_splits");
   c.sm_scale = real(args->next(), "sm_scale");
-  c.flags = static_cast<uint32_t>(integer(args->next(), "flags"));
-  c.backend = integer(args->next(), "backend");
+  if (is_true(args->next())) c.flags |= MLAVERIFY_FLAG_BATCH_INVARIANT;
+  if (is_true(args->next())) c.flags |= MLAVERIFY_FLAG_CHECKED;
+  c.backend = backend_number(args->next());
   c.num_threads = integer(args->next(), "num_threads");
   c.dtype = args->next();
   c.kv_dtype = args->next();
   c.stream = args->next();
   return c;
 }
-constexpr std::size_t kCallArguments = 19;
+constexpr std::size_t kCallArguments = 20;
 
 std::size_t verify_call(const nb::args &args) {
   Positional all(args, kCallArguments + 1);
@@ -167,7 +189,7 @@ nb::list backends() {
     mlaverify_backend_info info = {};
     info.size = sizeof(info);
     raise_on_error(mlaverify_get_backend_info(i, &info));
-    list.append(nb::make_tuple(info.name, info.backend, info.available != 0, info.detail));
+    list.append(nb::make_tuple(info.name, info.available != 0, info.detail));
   }
   return list;
 }
@@ -183,8 +205,6 @@ NB_MODULE(_core, m) {
   m.def("verify_num_kv_splits", num_kv_splits);
   m.def("backends", backends);
   m.def("version", [] { return mlaverify_version(); });
-  m.attr("BATCH_INVARIANT") = MLAVERIFY_FLAG_BATCH_INVARIANT;
-  m.attr("CHECKED") = MLAVERIFY_FLAG_CHECKED;
 }
 
 }  // namespace mlaverify_python

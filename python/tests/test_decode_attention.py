@@ -4,9 +4,10 @@ import inspect
 import json
 from pathlib import Path
 
-import mlaverify
 import numpy as np
 import pytest
+
+import mlaverify
 from mlaverify import decode_attention
 from step import Step
 

@@ -24,6 +24,8 @@ def delay(milliseconds=20):
 def test_the_current_stream_is_used():
     step = TorchStep([900, 77], "cuda", **WIDE)
     q, stream = step.q.clone(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # a first call may load kernels
+        mlaverify.verify(*step.arrays(), **step.options())
     step.q.zero_()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -134,6 +136,15 @@ def test_compile_with_graphs():
         step.check(*compiled(*step.arrays(), **step.options()))
 
 
+def test_compile_with_inductor():
+    def layer(q, kv_cache, block_table, seq_lens, out, lse, **options):
+        mlaverify.verify(q * 1, kv_cache, block_table, seq_lens, **options, out=out, lse=lse)
+        return out + 0, lse + 0
+
+    step = TorchStep([300, 77], "cuda", **WIDE)
+    step.check(*torch.compile(layer, fullgraph=True)(*step.arrays(), *step.outputs(), **step.options()))
+
+
 def test_wrong_devices():
     step = TorchStep([40], "cuda")
     q, kv_cache, block_table, seq_lens = step.arrays()
@@ -210,7 +221,7 @@ def test_jax():
         arrays = [jax.dlpack.from_dlpack(t) for t in step.arrays()]
     except Exception as error:  # noqa: BLE001 (a JAX without this GPU)
         pytest.skip(f"JAX does not take the tensors: {error}")
-    with pytest.raises(TypeError, match="out, lse: are missing, must be given where q is a jax"):
+    with pytest.raises(TypeError, match="out, lse: are missing, must be given where q is of jax"):
         mlaverify.verify(*arrays, **step.options(), stream=torch.cuda.current_stream())
     out, lse = step.outputs()
     mlaverify.verify(*arrays, **step.options(), stream=torch.cuda.current_stream(), out=out, lse=lse)

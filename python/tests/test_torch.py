@@ -81,7 +81,7 @@ def test_refused():
     for arrays, error, message in [
         ((q, kv_cache, block_table, seq_lens.long()), TypeError, "seq_lens: got int64, must be"),
         ((q.to("meta"), kv_cache, block_table, seq_lens), TypeError, "q: got an array without memory to look at"),
-        ((q.clone().requires_grad_(), kv_cache, block_table, seq_lens), ValueError, "q, kv_cache: require gradients"),
+        ((q.clone().requires_grad_(), kv_cache, block_table, seq_lens), ValueError, "q: requires a gradient"),
         ((q.to(torch.float64), kv_cache, block_table, seq_lens), TypeError, "q: got float64, must be f32"),
         ((q.half(), kv_cache, block_table, seq_lens[:0]), ValueError, r"seq_lens: got shape \[0\], must be \[1\]"),
     ]:

@@ -1,10 +1,11 @@
 """verify() on NumPy arrays against the float64 oracle."""
 
-import mlaverify
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+import mlaverify
 from step import Step
 
 TYPES = [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("bf16", "f8_e4m3"), ("f16", "f8_e5m2"), ("bf16", "f32")]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+
 from step import Step
 
 DEVICES = ["cpu", "cuda"]
