@@ -13,6 +13,10 @@ settings.register_profile("repository", deadline=None, print_blob=True)
 settings.load_profile("repository")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--vllm-wheel", help="compare with this wheel of vLLM, or with the newest on PyPI: 'download'")
+
+
 def pytest_collection_modifyitems(items):
     """Tests marked `torch` or `gpu` are skipped where there is none; the summary says so."""
     try:
