@@ -72,8 +72,9 @@ def verify(
         NotImplementedError: no backend here can do this; the message has each one's reason.
         RuntimeError: the device failed.
     """
-    torch: Any = sys.modules.get("torch")
-    tensor = torch is not None and isinstance(q, torch.Tensor)
+    tensor = is_torch(q)
+    if tensor:
+        import torch
     if tensor and torch.compiler.is_compiling():
         from mlaverify import torch_op
 
@@ -143,8 +144,9 @@ def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
         raise ValueError(f"q: got {type(q).__name__} of shape {list(shape)}, must be an array [B*qlen, H, Lk]")
     rows, heads = shape[0], shape[1]
     framework = type(q).__module__.partition(".")[0]
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(q, torch.Tensor):
+    if is_torch(q):
+        import torch
+
         new_out = q.new_empty((rows, heads, v_head_dim)) if out is None else out
         return new_out, q.new_empty((rows, heads), dtype=torch.float32) if lse is None else lse
     if framework not in ("numpy", "cupy"):  # JAX's arrays, for example, never change
@@ -155,13 +157,19 @@ def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
         return new_out, module.empty((rows, heads), dtype=module.float32) if lse is None else lse
 
 
+def is_torch(array: Any) -> bool:
+    """Whether `array` is a torch tensor: where it is, importing torch costs nothing. (torch.compile traces this; it trips over sys.modules.)"""
+    return hasattr(array, "untyped_storage")
+
+
 def keep_for_stream(stream: Any, *tensors: Any) -> None:
     """Has torch's allocator keep memory that goes out of use until `stream` is done with it."""
-    torch: Any = sys.modules["torch"]
+    import torch
+
     if isinstance(stream, int):
         stream = torch.cuda.ExternalStream(stream)
     elif not isinstance(stream, torch.cuda.Stream):
         stream = torch.cuda.ExternalStream(stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream.ptr)
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor):
+        if is_torch(tensor):
             tensor.record_stream(stream)

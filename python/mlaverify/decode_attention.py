@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from mlaverify import _core
+from mlaverify._verify import is_torch
 
 _NAMES = {"kv_cache": "k_buffer", "out": "o", "block_table": "req_to_token", "v_head_dim": "v_buffer"}  # the library's: those used here
 
@@ -56,15 +57,17 @@ def decode_attention_fwd_verify(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: as :func:`mlaverify.verify`.
     """
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
-        from mlaverify import torch_op
+    if is_torch(q):
+        import torch
 
-        torch_op.decode_attention_fwd_verify(
-            q, k_buffer, v_buffer, o, lse, req_to_token, seq_lens, real_seq_lens, qlen, attn_logits, num_kv_splits, sm_scale, page_size,
-            k_scale,
-        )  # fmt: skip
-        return
+        if torch.compiler.is_compiling():
+            from mlaverify import torch_op
+
+            torch_op.decode_attention_fwd_verify(
+                q, k_buffer, v_buffer, o, lse, req_to_token, seq_lens, real_seq_lens, qlen, attn_logits, num_kv_splits, sm_scale, page_size,
+                k_scale,
+            )  # fmt: skip
+            return
     try:
         _core.decode_attention_fwd_verify(
             q, k_buffer, v_buffer, o, lse, req_to_token, seq_lens, real_seq_lens, qlen, attn_logits, num_kv_splits, sm_scale, page_size,

@@ -75,7 +75,7 @@ def group_bars(results: Results) -> Figure:
     axes.set_xticks(range(len(groups)), [f"{g['name']} ({g['points']})\n{g['meaning']}" for g in groups], fontsize="x-small")
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set(ylabel="time over the floor", title=f"Groups of shapes, {machine(results)}")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside right upper", fontsize="small")
     return figure
 
 
@@ -99,7 +99,7 @@ def ratio_map(results: Results) -> Figure:
         for x, ratio in enumerate(line):
             if not math.isnan(ratio):
                 axes.text(x, y, f"{ratio:.2f}", ha="center", va="center", fontsize="x-small", weight="bold" if ratio > TIE else "normal")
-    figure.colorbar(image, ticks=[0.5, 1, 2], format="%g")
+    figure.colorbar(image, ticks=[0.5, 1, 2], format="%g").minorticks_off()
     axes.set_title(f"Time over that of the best recorded peer (slower by more than 3 %: bold), {machine(results)}", fontsize="small")
     return figure
 

@@ -74,6 +74,7 @@ def test_subclasses(device):
     step.check(out.as_subclass(torch.Tensor), lse)
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_refused():
     step = TorchStep([40], "cpu")
     q, kv_cache, block_table, seq_lens = step.arrays()

@@ -9,7 +9,6 @@ import inspect
 import logging
 import subprocess
 import sys
-import types
 import zipfile
 from importlib import metadata
 
@@ -18,49 +17,9 @@ import pytest
 
 import mlaverify
 from mlaverify import decode_attention, vllm
+from vllm_stand_in import DECODE, SOURCE
 
 FILE = vllm.MODULE.replace(".", "/") + ".py"
-SOURCE = """
-import inspect
-
-VERIFY_DEFAULT_CONFIG = {"BLOCK_H": 64}
-def verify_row_blocks(qlen, num_heads, block_h): ...
-def verify_num_kv_splits(max_seq_len, batch, qlen, num_heads, sm_count, block_h, occupancy=1.0, min_work_per_split=64, max_splits=8): ...
-def select_verify_config(batch, qlen, num_heads): ...
-def _storage_view(t, shape): ...
-def decode_attention_fwd_verify(q, k_buffer, v_buffer, o, lse, req_to_token, seq_lens, real_seq_lens, qlen, attn_logits, num_kv_splits,
-                                sm_scale, page_size, k_scale=None): ...
-def warmup_decode_attention_fwd_verify(q, k_buffer, o, lse, req_to_token, has_real, qlens, attn_logits, sm_scale, page_size, k_scale=None): ...
-"""
-DECODE = """
-calls = []
-def decode_attention_fwd(q, k_buffer, v_buffer, o, lse, req_to_token, b_seq_len, attn_logits, num_kv_splits, sm_scale, page_size=1,
-                         logit_cap=0.0, k_scale=None, v_scale=None, is_mla=False):
-    calls.append(q)
-"""
-
-
-@pytest.fixture
-def make_vllm(monkeypatch):
-    """Makes a package vllm of a source text; a second module of it has imported everything by name."""
-
-    def make(source):
-        parts = vllm.MODULE.split(".")
-        for i in range(1, len(parts)):
-            package = types.ModuleType(".".join(parts[:i]))
-            package.__path__ = []
-            monkeypatch.setitem(sys.modules, package.__name__, package)
-        module, user = types.ModuleType(vllm.MODULE), types.ModuleType("vllm.user")
-        exec(source, module.__dict__)  # noqa: S102
-        user.__dict__.update({name: value for name, value in module.__dict__.items() if not name.startswith("__")})
-        monkeypatch.setitem(sys.modules, vllm.MODULE, module)
-        monkeypatch.setitem(sys.modules, "vllm.user", user)
-        version = metadata.version
-        monkeypatch.setattr(metadata, "version", lambda name: "0.99" if name == "vllm" else version(name))
-        return module, user
-
-    yield make
-    vllm.uninstall()
 
 
 def test_install_and_uninstall(make_vllm):
@@ -106,8 +65,9 @@ def test_plugin_is_registered():
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("lse_type", ["float32", "bfloat16"])
-def test_decode(make_vllm, lse_type):
+def test_decode(make_vllm, device, lse_type):
     """Verify steps as vLLM's Triton backend computes them today: a row for each token."""
     torch = pytest.importorskip("torch")
     from torch_step import TorchStep
@@ -115,18 +75,18 @@ def test_decode(make_vllm, lse_type):
     module, user = make_vllm(DECODE)
     original = module.decode_attention_fwd
     assert vllm.install(decode=True) == ["decode_attention_fwd"]
-    step = TorchStep([130, 77, 0], "cpu", dtype="bf16")
+    step = TorchStep([130, 77, 0], device, dtype="bf16")
     table = step.block_table.repeat_interleave(step.qlen, dim=0)
-    lens = (step.seq_lens[:, None] + torch.arange(1 - step.qlen, 1, dtype=torch.int32)).flatten().clamp(min=0)
+    lens = (step.seq_lens[:, None] + torch.arange(1 - step.qlen, 1, dtype=torch.int32, device=device)).flatten().clamp(min=0)
     out, lse = step.outputs()
     lse = lse.to(getattr(torch, lse_type))
-    logits = torch.empty((*step.q.shape[:2], 4, step.lv + 1))
+    logits = torch.empty((*step.q.shape[:2], 4, step.lv + 1), device=device)
     values = step.kv_cache[..., : step.lv]
     call = (step.q, step.kv_cache, values, out, lse, table, lens, logits, 4, step.sm_scale, step.page_size)
     user.decode_attention_fwd(*call, is_mla=True)
     assert module.calls == []
     step.check(out, lse.float() if lse_type == "float32" else torch.from_numpy(step.expected[1]))
-    np.testing.assert_allclose(lse.float(), step.expected[1], rtol=1e-2)
+    np.testing.assert_allclose(lse.float().cpu(), step.expected[1], rtol=1e-2)
     user.decode_attention_fwd(*call)  # no MLA
     user.decode_attention_fwd(*call, logit_cap=30.0, is_mla=True)
     assert len(module.calls) == 2
