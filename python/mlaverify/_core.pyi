@@ -31,4 +31,7 @@ def verify_num_kv_splits(
 def backends() -> list[tuple[str, bool, str]]:
     """Name, whether it can run here, what with or why not."""
 
+def with_cuda() -> bool:
+    """Whether this build has CUDA support; asks no device."""
+
 def version() -> str: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 import sys
 from importlib import metadata
 from typing import Any
@@ -34,12 +35,13 @@ def install(decode: bool = False) -> list[str]:
         The names replaced.
 
     Raises:
-        RuntimeError: vLLM is not installed, has no such functions, or they take other arguments; the message says which. Nothing was
-            replaced.
+        RuntimeError: vLLM is not installed, has no such functions, they take other arguments, or this library cannot stand in for them
+            here; the message says which. Nothing was replaced.
     """
     if _installed:
         return sorted(_installed)
     version = _vllm_version()
+    _refuse_machine()
     module = importlib.import_module(MODULE)
     ours = replacements() if hasattr(module, VERIFY) else {}
     if decode:
@@ -52,7 +54,7 @@ def install(decode: bool = False) -> list[str]:
     for name, (theirs, value) in pairs.items():
         if theirs is None:
             raise RuntimeError(f"vLLM {version}: {MODULE} has no {name}")
-        if callable(value) and _parameters(theirs) != _parameters(value):
+        if callable(value) and not stands_in(parameters(value), parameters(theirs)):
             raise RuntimeError(
                 f"vLLM {version}: {name} takes {inspect.signature(theirs)}, must be {inspect.signature(value)} for this library to stand in"
             )
@@ -84,8 +86,30 @@ def _vllm_version() -> str:
         raise RuntimeError("vLLM is not installed") from None
 
 
-def _parameters(function: Any) -> list[tuple[str, Any]]:
+def _refuse_machine() -> None:
+    """(Asks no device: vLLM may fork processes yet, in which CUDA would not work if it had been used before.)"""
+    torch = importlib.import_module("torch")
+    if torch.version.hip is not None:
+        raise RuntimeError("this torch is for AMD GPUs, which this library does not run on")
+    if not _core.with_cuda():
+        raise RuntimeError("this build of mlaverify has no CUDA support")
+    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
+        raise RuntimeError("VLLM_BATCH_INVARIANT is set, and what stands in for vLLM's functions is not batch-invariant")
+
+
+REQUIRED = inspect.Parameter.empty  # the default of an argument that has none
+
+
+def parameters(function: Any) -> list[tuple[str, Any]]:
+    """Names and defaults of a function's arguments, in order."""
     return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+def stands_in(ours: list[tuple[str, Any]], theirs: list[tuple[str, Any]]) -> bool:
+    """Whether each call of `theirs` is one of `ours`: the same arguments in the same order, with the same defaults where they have some."""
+    return [name for name, _ in ours] == [name for name, _ in theirs] and all(
+        their_default in (REQUIRED, our_default) for (_, our_default), (_, their_default) in zip(ours, theirs)
+    )
 
 
 def _replace(name: str, old: Any, new: Any) -> None:

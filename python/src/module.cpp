@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "call.h"
+#include "workspace.h"
 
 namespace mlaverify_python {
 namespace {
@@ -204,6 +205,7 @@ NB_MODULE(_core, m) {
   m.def("select_verify_config", select_config, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   m.def("verify_num_kv_splits", num_kv_splits);
   m.def("backends", backends);
+  m.def("with_cuda", with_cuda);
   m.def("version", [] { return mlaverify_version(); });
 }
 

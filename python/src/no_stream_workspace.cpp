@@ -5,6 +5,8 @@
 
 namespace mlaverify_python {
 
+bool with_cuda() { return false; }
+
 bool is_capturing(void *) { return false; }
 
 StreamWorkspace::StreamWorkspace(mlaverify_device, void *, std::size_t) {

@@ -74,6 +74,8 @@ std::shared_ptr<Piece> piece_of(mlaverify_device device, void *stream) {
 
 }  // namespace
 
+bool with_cuda() { return true; }
+
 bool is_capturing(void *stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) != cudaSuccess) {

@@ -9,6 +9,9 @@
 
 namespace mlaverify_python {
 
+// Whether this build has CUDA support.
+bool with_cuda();
+
 // Of the calling thread, aligned as the library wants it; valid until its next call. bad_alloc.
 void *host_workspace(std::size_t bytes);
 

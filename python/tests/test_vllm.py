@@ -5,7 +5,6 @@ pytest python/tests/test_vllm.py --vllm-wheel FILE.whl
 """
 
 import ast
-import inspect
 import logging
 import subprocess
 import sys
@@ -57,6 +56,33 @@ def test_refusals(make_vllm, monkeypatch, caplog):
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(RuntimeError, match="vLLM is not installed"):
         vllm.install()
+
+
+@pytest.mark.torch
+def test_machines(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(vllm._core, "with_cuda", lambda: True)
+    vllm._refuse_machine()
+    with monkeypatch.context() as change, pytest.raises(RuntimeError, match="VLLM_BATCH_INVARIANT is set"):
+        change.setenv("VLLM_BATCH_INVARIANT", "1")
+        vllm._refuse_machine()
+    with monkeypatch.context() as change, pytest.raises(RuntimeError, match="for AMD GPUs"):
+        change.setattr(torch.version, "hip", "6.4")
+        vllm._refuse_machine()
+    monkeypatch.setattr(vllm._core, "with_cuda", lambda: False)
+    with pytest.raises(RuntimeError, match="has no CUDA support"):
+        vllm._refuse_machine()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [("a, b, c=1", True), ("a, b, c", True), ("a, c=1, b=2", False), ("a, b, c=2", False), ("a, b=2, c=1", False), ("a, b", False)],
+)
+def test_stands_in(theirs, expected):
+    def ours(a, b, c=1): ...
+
+    function = eval(f"lambda {theirs}: None")
+    assert vllm.stands_in(vllm.parameters(ours), vllm.parameters(function)) is expected
 
 
 def test_plugin_is_registered():
@@ -114,9 +140,7 @@ def test_the_real_one(request, tmp_path):
         assert theirs == set()
     ours["decode_attention_fwd"] = vllm._decode_attention_fwd(None)
     for name in sorted(theirs | {"decode_attention_fwd"}):
-        assert parameters_of(functions[name]) == [
-            (p.name, p.default if p.default is not p.empty else "required") for p in inspect.signature(ours[name]).parameters.values()
-        ], name
+        assert vllm.stands_in(vllm.parameters(ours[name]), parameters_of(functions[name])), name
 
 
 def parameters_of(arguments):
@@ -124,7 +148,7 @@ def parameters_of(arguments):
     assert not (arguments.kwonlyargs or arguments.posonlyargs or arguments.vararg or arguments.kwarg)
     defaults = [ast.literal_eval(d) for d in arguments.defaults]
     required = len(arguments.args) - len(defaults)
-    return [(a.arg, "required" if i < required else defaults[i - required]) for i, a in enumerate(arguments.args)]
+    return [(a.arg, vllm.REQUIRED if i < required else defaults[i - required]) for i, a in enumerate(arguments.args)]
 
 
 def literal(tree, name):
