@@ -32,6 +32,7 @@ constexpr ElementType kTypes[] = {
     {MLAVERIFY_F8_E4M3, "f8_e4m3", "float8_e4m3fn", kFloat8E4M3FN, 8},
     {MLAVERIFY_F8_E5M2, "f8_e5m2", "float8_e5m2", kFloat8E5M2, 8},
     {MLAVERIFY_I32, "i32", "int32", kInt, 32},
+    {MLAVERIFY_F8_DS_MLA, "f8_ds_mla", nullptr, 0, 8},  // records, which only bytes with that name given can be
 };
 
 const ElementType &type_of(mlaverify_dtype dtype) {
@@ -65,14 +66,15 @@ mlaverify_dtype taken_as(const char *name, const ElementType *own, const std::st
 mlaverify_dtype dtype_by_name(const char *name, const std::string &own, int bits, mlaverify_dtype wanted) {
   const ElementType *type = nullptr;
   for (const ElementType &t : kTypes) {
-    if (own == t.array_name) type = &t;
+    if (t.array_name != nullptr && own == t.array_name) type = &t;
   }
   return taken_as(name, type, own, bits, wanted);
 }
 
 mlaverify_dtype dtype_by_code(const char *name, nb::dlpack::dtype own, mlaverify_dtype wanted) {
   for (const ElementType &t : kTypes) {
-    if (own.code == t.dlpack_code && own.bits == t.bits && own.lanes == 1 && (wanted == kOwnDtype || wanted == t.dtype)) {
+    if (t.array_name != nullptr && own.code == t.dlpack_code && own.bits == t.bits && own.lanes == 1 &&
+        (wanted == kOwnDtype || wanted == t.dtype)) {
       return t.dtype;
     }
   }
@@ -247,7 +249,7 @@ mlaverify_dtype dtype_argument(nb::handle name, const char *argument) {
     if (t.dtype != MLAVERIFY_I32 && text == t.name) return t.dtype;
   }
   value_error(std::string(argument) + ": got " + nb::cast<std::string>(nb::repr(name)) +
-              ", must be None, 'f32', 'f16', 'bf16', 'f8_e4m3' or 'f8_e5m2'");
+              ", must be None, 'f32', 'f16', 'bf16', 'f8_e4m3', 'f8_e5m2' or 'f8_ds_mla'");
 }
 
 int64_t last_size(nb::handle array, const char *name) {
@@ -283,8 +285,9 @@ void *Arrays::current_stream(nb::handle array) {
   return nullptr;
 }
 
-Arrays::Arrays(nb::handle stream, nb::handle array)
-    : stream_(stream.is_none() ? current_stream(array) : given_stream(stream)) {}
+Arrays::Arrays(nb::handle stream, nb::handle array) {
+  stream_ = stream.is_none() ? current_stream(array) : given_stream(stream);
+}
 
 mlaverify_tensor Arrays::view(nb::handle array, const char *name, Use use, mlaverify_dtype dtype) {
   if (array.is_none()) return {};

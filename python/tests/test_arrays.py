@@ -111,6 +111,7 @@ def read_only(array):
         ({"backend": lambda s: "gpu"}, ValueError, "backend: got 'gpu', must be one of auto, cuda, cpu, reference"),
         ({"backend": lambda s: "cuda"}, NotImplementedError, "no backend can do this call: cuda: "),
         ({"dtype": lambda s: "bf16"}, ValueError, "q: got float32, must be bf16 or integers of 16 bits"),
+        ({"kv_dtype": lambda s: "f8_ds_mla"}, ValueError, "kv_cache: got float32, must be f8_ds_mla or integers of 8 bits"),
         ({"dtype": lambda s: "bfloat16"}, ValueError, "dtype: got 'bfloat16', must be None, 'f32'"),
         ({"seq_lens": lambda s: -s.seq_lens}, ValueError, r"seq_lens\[0\]: got -40, must be >= 0"),
         ({"block_table": lambda s: s.block_table + 5000}, ValueError, r"block_table\[0\]\[0\]: got"),
