@@ -12,6 +12,7 @@ page sets of 256 MiB in all, replayed 7 times; the median. Needs torch and trito
 """
 
 import argparse
+import importlib
 import importlib.util
 import json
 import math
@@ -38,9 +39,9 @@ TYPES = {"bf16": torch.bfloat16, "f8_e4m3": torch.float8_e4m3fn}
 def load_triton_module(file):
     """vLLM's module, or one file of it with the two modules that it imports."""
     if file is None:
-        import vllm.v1.attention.ops.triton_decode_attention as module
-
-        return module
+        if importlib.util.find_spec("vllm") is None:
+            sys.exit("vLLM is not installed; --file names its triton_decode_attention.py")
+        return importlib.import_module("vllm.v1.attention.ops.triton_decode_attention")
     import triton
     import triton.language
 

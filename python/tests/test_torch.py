@@ -1,5 +1,9 @@
 """torch tensors, on a CPU and on a GPU."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -122,6 +126,26 @@ def test_warmup(device):
     assert torch.isnan(out).all() and torch.isnan(lse).all()
     mlaverify.decode_attention_fwd_verify(*step.triton_arguments(out, lse, 2, logits))
     step.check(out, lse)
+
+
+def test_torch_without_the_exchange_interface():
+    """Versions before 2.10: tensors are read by their attributes, float8 among them, which their DLPack refuses."""
+    program = """
+import sys, torch
+if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    del torch.Tensor.__dlpack_c_exchange_api__
+sys.path[:0] = sys.argv[1:]
+import mlaverify
+from torch_step import TorchStep
+step = TorchStep([130, 7], "cuda" if torch.cuda.is_available() else "cpu", dtype="bf16", kv_dtype="f8_e5m2", k_scale=0.05)
+step.check(*mlaverify.verify(*step.arrays(), **step.options()))
+out, lse = step.outputs()
+mlaverify.decode_attention_fwd_verify(*step.triton_arguments(out, lse))
+step.check(out, lse)
+"""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests" / "conformance")]
+    done = subprocess.run([sys.executable, "-c", program, *folders], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_storage_view():
