@@ -158,8 +158,8 @@ def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
 
 
 def is_torch(array: Any) -> bool:
-    """Whether `array` is a torch tensor: where it is, importing torch costs nothing. (torch.compile traces this; it trips over sys.modules.)"""
-    return hasattr(array, "untyped_storage")
+    """Whether `array` is a torch tensor: if so, importing torch costs nothing. (torch.compile traces this, and trips over sys.modules.)"""
+    return hasattr(array, "is_cuda")
 
 
 def keep_for_stream(stream: Any, *tensors: Any) -> None:

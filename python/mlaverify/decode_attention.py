@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 from mlaverify import _core
-from mlaverify._verify import is_torch
 
 _NAMES = {"kv_cache": "k_buffer", "out": "o", "block_table": "req_to_token", "v_head_dim": "v_buffer"}  # the library's: those used here
 
@@ -57,7 +56,7 @@ def decode_attention_fwd_verify(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: as :func:`mlaverify.verify`.
     """
-    if is_torch(q):
+    if hasattr(q, "is_cuda"):  # is_torch(), for less than half of its time
         import torch
 
         if torch.compiler.is_compiling():

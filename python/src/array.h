@@ -18,8 +18,8 @@ enum class Use { input, output };
 constexpr mlaverify_dtype kOwnDtype = -1;
 constexpr mlaverify_dtype kBytes = -2;  // plain memory: uint8
 
-// The number of a dtype by the library's name ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "f8_ds_mla"); None: kOwnDtype. ValueError for other names,
-// which begins with `argument`.
+// The number of a dtype by the library's name ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "f8_ds_mla"); None: kOwnDtype. ValueError for
+// other names, which begins with `argument`.
 mlaverify_dtype dtype_argument(nb::handle name, const char *argument);
 
 // Size of the last dimension of an array.

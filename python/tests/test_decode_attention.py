@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mlaverify
 from mlaverify import decode_attention
 from step import Step
+from strategies import steps
 
 PLANNING = Path(__file__).resolve().parents[2] / "tests" / "conformance" / "planning.json"
 
@@ -48,6 +51,15 @@ def test_it_computes(splits):
     step = Step([130, 77, 0], real=[128, 90, 3], dtype="bf16", kv_dtype="f8_e4m3", k_scale=0.05)
     out, lse = step.outputs()
     logits = np.empty((*step.q.shape[:2], max(splits, 1), step.lv + 1), np.float32)
+    call(step, out, lse, num_kv_splits=splits, attn_logits=logits)
+    step.check(out, lse)
+
+
+@given(steps(), st.integers(0, 5), st.integers(0, 3))
+def test_any_step(step, splits, logits_splits):
+    """With too little memory in attn_logits, enough, or none."""
+    out, lse = step.outputs()
+    logits = np.empty((*step.q.shape[:2], logits_splits * 100, step.lv + 1), np.float32) if logits_splits else None
     call(step, out, lse, num_kv_splits=splits, attn_logits=logits)
     step.check(out, lse)
 

@@ -26,7 +26,7 @@ def recorded_results():
         shapes.append({
             "shape": point["shape"], "heads": int(words["--heads"]), "qlen": int(words["--qlen"]), "bytes": point["bytes"],
             "flops": point["flops"], "kv_dtype": words.get("--kv-dtype", "bf16"), "seconds": 1.1 * best,
-            "recorded": {"name": point["name"], "seconds": {peer: us * 1e-6 for peer, us in point["us"].items()}, "ratio_to_best_peer": 1.1},
+            "recorded": {"name": point["name"], "seconds": {p: us * 1e-6 for p, us in point["us"].items()}, "ratio_to_best_peer": 1.1},
         })  # fmt: skip
     groups = [
         {"name": name, "meaning": f"group {name}", "points": 20, "times_floor": 1.3, "target": 1.1, "best_peer_times_floor": 1.2}

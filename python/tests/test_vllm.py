@@ -41,7 +41,7 @@ def test_refusals(make_vllm, monkeypatch, caplog):
     with caplog.at_level(logging.INFO):
         vllm.plugin()
     assert "mlaverify does nothing: vLLM 0.99" in caplog.text
-    module, _ = make_vllm(SOURCE.replace("page_size, k_scale=None): ...", "page_size, k_scale=None, window=0): ..."))
+    module, _ = make_vllm(SOURCE.replace("sm_scale, page_size, k_scale=None): ...", "sm_scale, page_size, k_scale=None, window=0): ..."))
     before = dict(module.__dict__)
     with pytest.raises(RuntimeError, match="decode_attention_fwd_verify takes .*window=0.*, must be"):
         vllm.install()
