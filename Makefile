@@ -3,7 +3,7 @@
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: build demo test check bench format lint asan clean
+.PHONY: build demo test test-python check bench format lint asan clean
 
 # The program alone, optimised: build/bin/mlaverify. The first configuration leaves the tests out; `make test` adds them to the
 # same folder, so that neither builds the library twice.
@@ -24,6 +24,13 @@ test:
 	cmake --preset release -DMLAVERIFY_TESTS=ON
 	cmake --build --preset release
 	ctest --preset release -j $(JOBS) -LE gpu
+	$(MAKE) test-python
+
+# The Python package, built without CUDA where there is no GPU, in build/venv.
+test-python:
+	tools/setup python
+	build/venv/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps .
+	build/venv/bin/pytest -q python/tests
 
 # The conformance cases through the command line program.
 check: test

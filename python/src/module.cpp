@@ -1,0 +1,212 @@
+// mlaverify._core: what the package needs of the library. Positional arguments only; the package's functions give them names and
+// defaults.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "call.h"
+#include "workspace.h"
+
+namespace mlaverify_python {
+namespace {
+
+// An int32_t; TypeError for what is no integer, ValueError for one that does not fit.
+int32_t integer(nb::handle value, const char *name) {
+  const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  const auto text = [&](const char *must) {
+    return std::string(name) + ": got " + nb::cast<std::string>(nb::repr(value)) + ", must be " + must;
+  };
+  if (!index.is_valid()) {
+    PyErr_Clear();
+    throw nb::type_error(text("an int").c_str());
+  }
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0 || number < std::numeric_limits<int32_t>::min() || number > std::numeric_limits<int32_t>::max()) {
+    throw nb::value_error(text("a 32-bit int").c_str());
+  }
+  return static_cast<int32_t>(number);
+}
+
+double real(nb::handle value, const char *name) {
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (number == -1.0 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw nb::type_error((std::string(name) + ": got " + nb::cast<std::string>(nb::repr(value)) + ", must be a float").c_str());
+  }
+  return number;
+}
+
+bool is_true(nb::handle value) {
+  const int truth = PyObject_IsTrue(value.ptr());
+  if (truth < 0) throw nb::python_error();
+  return truth != 0;
+}
+
+// By the name that the library gives it; "auto" leaves the choice to the library.
+mlaverify_backend backend_number(nb::handle name) {
+  std::string text, known = "auto";
+  nb::try_cast(name, text);
+  if (text == known) return MLAVERIFY_BACKEND_AUTO;
+  for (int32_t i = 0; i < mlaverify_backend_count(); ++i) {
+    mlaverify_backend_info info = {};
+    info.size = sizeof(info);
+    raise_on_error(mlaverify_get_backend_info(i, &info));
+    if (text == info.name) return info.backend;
+    known += std::string(", ") + info.name;
+  }
+  throw nb::value_error(("backend: got " + nb::cast<std::string>(nb::repr(name)) + ", must be one of " + known).c_str());
+}
+
+// Positional arguments that may be None. Their number is the package's matter.
+class Positional {
+ public:
+  Positional(const nb::args &args, std::size_t count) : args_(args) {
+    if (args.size() != count) throw nb::type_error(("takes " + std::to_string(count) + " arguments").c_str());
+  }
+  nb::handle next() { return args_[at_++]; }
+
+ private:
+  const nb::args &args_;
+  std::size_t at_ = 0;
+};
+
+// From q to stream in the order of CallArguments; one more argument follows.
+CallArguments call_arguments(Positional *args) {
+  CallArguments c;
+  for (nb::handle *array : {&c.q, &c.kv_cache, &c.out, &c.lse, &c.block_table, &c.seq_lens, &c.real_seq_lens, &c.k_scale}) {
+    *array = args->next();
+  }
+  c.v_head_dim = integer(args->next(), "v_head_dim");
+  c.qlen = integer(args->next(), "qlen");
+  if (const nb::handle page_size = args->next(); !page_size.is_none()) c.page_size = integer(page_size, "page_size");
+  c.num_kv_splits = integer(args->next(), "num_kv_splits");
+  c.sm_scale = real(args->next(), "sm_scale");
+  if (is_true(args->next())) c.flags |= MLAVERIFY_FLAG_BATCH_INVARIANT;
+  if (is_true(args->next())) c.flags |= MLAVERIFY_FLAG_CHECKED;
+  c.backend = backend_number(args->next());
+  c.num_threads = integer(args->next(), "num_threads");
+  c.dtype = args->next();
+  c.kv_dtype = args->next();
+  c.stream = args->next();
+  return c;
+}
+constexpr std::size_t kCallArguments = 20;
+
+std::size_t verify_call(const nb::args &args) {
+  Positional all(args, kCallArguments + 1);
+  const CallArguments call = call_arguments(&all);
+  return verify(call, all.next());
+}
+
+std::size_t workspace_size_of(const nb::args &args) {
+  Positional all(args, kCallArguments);
+  return workspace_size(call_arguments(&all));
+}
+
+// In the order of the Triton function.
+void decode(const nb::args &args) {
+  Positional all(args, 14);
+  CallArguments call;
+  call.q = all.next();
+  call.kv_cache = all.next();
+  call.v_head_dim = static_cast<int32_t>(last_size(all.next(), "v_buffer"));
+  call.out = all.next();
+  call.lse = all.next();
+  call.block_table = all.next();
+  call.seq_lens = all.next();
+  call.real_seq_lens = all.next();
+  call.qlen = integer(all.next(), "qlen");
+  const nb::handle attn_logits = all.next();
+  call.num_kv_splits = integer(all.next(), "num_kv_splits");
+  call.sm_scale = real(all.next(), "sm_scale");
+  call.page_size = integer(all.next(), "page_size");
+  call.k_scale = all.next();
+  decode_attention_fwd_verify(call, attn_logits);
+}
+
+void warm_up(const nb::args &args) {
+  Positional all(args, 11);
+  CallArguments call;
+  call.q = all.next();
+  call.kv_cache = all.next();
+  call.out = all.next();
+  call.v_head_dim = static_cast<int32_t>(last_size(call.out, "o"));
+  call.lse = all.next();
+  call.block_table = all.next();
+  const bool has_real = nb::cast<bool>(all.next());
+  const auto qlens = nb::cast<std::vector<int32_t>>(all.next());
+  const nb::handle attn_logits = all.next();
+  call.qlen = 1;
+  call.sm_scale = real(all.next(), "sm_scale");
+  call.page_size = integer(all.next(), "page_size");
+  call.k_scale = all.next();
+  warmup(call, has_real, qlens, attn_logits);
+}
+
+nb::dict select_config(nb::handle batch, nb::handle qlen, nb::handle num_heads, int32_t device,
+                       const std::optional<std::string> &arch) {
+  mlaverify_verify_config c = {};
+  c.size = sizeof(c);
+  raise_on_error(mlaverify_select_verify_config(integer(batch, "batch"), integer(qlen, "qlen"), integer(num_heads, "num_heads"),
+                                                device, arch ? arch->c_str() : nullptr, &c));
+  nb::dict d;
+  d["BLOCK_H"] = c.block_h;
+  d["BLOCK_N"] = c.block_n;
+  d["SPLIT_ALIGN"] = c.split_align;
+  d["MIN_SPLIT_LEN"] = c.min_split_len;
+  d["QSPLIT"] = c.q_split;
+  d["num_warps"] = c.num_warps;
+  d["num_stages"] = c.num_stages;
+  d["S2_BLOCK_S"] = c.s2_block_s;
+  d["s2_num_warps"] = c.s2_num_warps;
+  if (c.matrix_instr_nonkdim != 0) {  // an AMD row
+    d["waves_per_eu"] = c.waves_per_eu;
+    d["matrix_instr_nonkdim"] = c.matrix_instr_nonkdim;
+    d["kpack"] = c.kpack;
+  }
+  return d;
+}
+
+int32_t num_kv_splits(int64_t max_seq_len, int64_t batch, nb::handle qlen, nb::handle num_heads, nb::handle sm_count,
+                      nb::handle block_h, nb::handle occupancy, nb::handle min_work_per_split, nb::handle max_splits) {
+  const int32_t n =
+      mlaverify_verify_num_kv_splits(max_seq_len, batch, integer(qlen, "qlen"), integer(num_heads, "num_heads"),
+                                     integer(sm_count, "sm_count"), integer(block_h, "block_h"), real(occupancy, "occupancy"),
+                                     integer(min_work_per_split, "min_work_per_split"), integer(max_splits, "max_splits"));
+  if (n == 0) raise_on_error(MLAVERIFY_ERR_INVALID_ARGUMENT);
+  return n;
+}
+
+nb::list backends() {
+  nb::list list;
+  for (int32_t i = 0; i < mlaverify_backend_count(); ++i) {
+    mlaverify_backend_info info = {};
+    info.size = sizeof(info);
+    raise_on_error(mlaverify_get_backend_info(i, &info));
+    list.append(nb::make_tuple(info.name, info.available != 0, info.detail));
+  }
+  return list;
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.def("verify", verify_call);
+  m.def("workspace_size", workspace_size_of);
+  m.def("decode_attention_fwd_verify", decode);
+  m.def("warmup", warm_up);
+  m.def("select_verify_config", select_config, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  m.def("verify_num_kv_splits", num_kv_splits);
+  m.def("backends", backends);
+  m.def("with_cuda", with_cuda);
+  m.def("version", [] { return mlaverify_version(); });
+}
+
+}  // namespace mlaverify_python

@@ -1,0 +1,175 @@
+"""What arrays are taken, and with which words the others are refused."""
+
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mlaverify
+from step import Step
+
+
+class Producer:
+    """An array of a framework that has DLPack and nothing else."""
+
+    def __init__(self, array, versioned=True):
+        self._array, self._versioned = array, versioned
+        self.shape = array.shape
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        if not self._versioned and options:
+            raise TypeError("unexpected keyword argument")
+        return self._array.__dlpack__(**options)
+
+
+def run(step, **changes):
+    """verify() with some arrays or options exchanged."""
+    out, lse = step.outputs()
+    options = {**step.options(), "out": out, "lse": lse}
+    arrays = dict(zip(("q", "kv_cache", "block_table", "seq_lens"), step.arrays()))
+    for name, value in changes.items():
+        (arrays if name in arrays else options)[name] = value
+    return mlaverify.verify(**arrays, **options)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_dlpack(versioned):
+    step = Step([40, 9])
+    out, lse = step.outputs()
+    others = [Producer(a, versioned) for a in step.arrays()]
+    result = mlaverify.verify(*others, **step.options(), out=Producer(out, versioned), lse=Producer(lse, versioned))
+    assert isinstance(result[0], Producer)
+    step.check(out, lse)
+
+
+def test_dlpack_cannot_make_outputs():
+    step = Step([40])
+    with pytest.raises(TypeError, match="out, lse: are missing, must be given where q is of test_arrays"):
+        mlaverify.verify(Producer(step.q), *step.arrays()[1:], **step.options())
+
+
+def test_buffers():
+    step = Step([40])
+    step.check(*run(step, seq_lens=memoryview(step.seq_lens), q=memoryview(step.q)))
+
+
+def test_bits_with_a_dtype():
+    step = Step([40, 3], dtype="bf16", kv_dtype="f8_e4m3", k_scale=0.05)
+    out, lse = step.outputs()
+    q, out, kv_cache = step.q.view(np.uint16), out.view(np.uint16), step.kv_cache.view(np.uint8)
+    run(step, q=q, out=out, lse=lse, kv_cache=kv_cache, dtype="bf16", kv_dtype="f8_e4m3")
+    step.check(out.view(ml_dtypes.bfloat16), lse)
+    run(step, kv_cache=kv_cache.view(np.int8), kv_dtype="f8_e4m3")
+
+
+def test_read_only_inputs():
+    step = Step([40])
+    for array in step.arrays():
+        array.flags.writeable = False
+    step.check(*run(step))
+
+
+def test_outputs_are_made_in_the_type_of_q():
+    step = Step([12], dtype="f16")
+    out, lse = mlaverify.verify(*step.arrays(), **step.options())
+    assert (out.dtype, lse.dtype, out.shape, lse.shape) == (np.float16, np.float32, (4, 4, 64), (4, 4))
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"seq_lens": lambda s: s.seq_lens.astype(np.int64)}, TypeError, "seq_lens: got int64, must be f32, .* or i32"),
+        ({"seq_lens": lambda s: [40]}, TypeError, "seq_lens: got <class 'list'>, must be an array with DLPack"),
+        ({"q": lambda s: s.q.view(np.uint32)}, TypeError, "q: got uint32, must be .* say what its bits are"),
+        ({"q": lambda s: s.q.astype(">f4")}, TypeError, "q: got big-endian numbers"),
+        ({"q": lambda s: s.q[:3]}, ValueError, "q: got rows 3, must be a multiple of qlen = 4"),
+        ({"q": lambda s: s.q[None, None]}, ValueError, r"q: got rank 5, must be \[B\*qlen, H, Lk\]"),
+        ({"q": lambda s: s.q[..., ::2]}, ValueError, r"q: got strides \[.*2\], the last dimension must be contiguous"),
+        ({"kv_cache": lambda s: s.kv_cache[..., :64]}, ValueError, "kv_cache: got Lk = 64, must be that of q, 72"),
+        ({"kv_cache": lambda s: s.kv_cache, "page_size": lambda s: 8}, ValueError, "kv_cache: got tokens per page 16"),
+        ({"kv_cache": lambda s: np.zeros(s.kv_cache.shape, np.int32)}, ValueError, "kv_cache: got i32, must be one of f32"),
+        ({"out": lambda s: read_only(s.outputs()[0])}, ValueError, "out: got a read-only array"),
+        ({"out": lambda s: s.outputs()[0].astype(np.float16)}, ValueError, "out: got f16, must be that of q, f32"),
+        ({"lse": lambda s: s.outputs()[1][0]}, ValueError, r"lse: got rank 1, must be \[B\*qlen, H\]"),
+        ({"qlen": lambda s: 2.5}, TypeError, "qlen: got 2.5, must be an int"),
+        ({"qlen": lambda s: 2**40}, ValueError, "qlen: got 1099511627776, must be a 32-bit int"),
+        ({"qlen": lambda s: 0}, ValueError, "qlen: got 0, must be >= 1"),
+        ({"sm_scale": lambda s: "1"}, TypeError, "sm_scale: got '1', must be a float"),
+        ({"page_size": lambda s: 0}, ValueError, "page_size: got 0, must be >= 1"),
+        ({"num_kv_splits": lambda s: -1}, ValueError, "num_kv_splits: got -1, must be >= 0"),
+        ({"backend": lambda s: "gpu"}, ValueError, "backend: got 'gpu', must be one of auto, cuda, cpu, reference"),
+        ({"backend": lambda s: "cuda"}, NotImplementedError, "no backend can do this call: cuda: "),
+        ({"dtype": lambda s: "bf16"}, ValueError, "q: got float32, must be bf16 or integers of 16 bits"),
+        ({"kv_dtype": lambda s: "f8_ds_mla"}, ValueError, "kv_cache: got float32, must be f8_ds_mla or integers of 8 bits"),
+        ({"dtype": lambda s: "bfloat16"}, ValueError, "dtype: got 'bfloat16', must be None, 'f32'"),
+        ({"seq_lens": lambda s: -s.seq_lens}, ValueError, r"seq_lens\[0\]: got -40, must be >= 0"),
+        ({"block_table": lambda s: s.block_table + 5000}, ValueError, r"block_table\[0\]\[0\]: got"),
+        ({"workspace": lambda s: np.empty(9, np.int16)}, TypeError, "workspace: got int16, must be uint8"),
+        ({"workspace": lambda s: np.empty(8, np.uint8)}, ValueError, "workspace.*: got .*, must be at least|workspace: got an address"),
+        ({"stream": lambda s: "default"}, TypeError, "stream: got 'default', must be a cudaStream_t as a number"),
+    ],
+)  # fmt: skip
+def test_refused(change, error, message):
+    step = Step([40])
+    out, lse = step.outputs()
+    with pytest.raises(error, match=message):
+        run(step, **{"out": out, "lse": lse, **{name: make(step) for name, make in change.items()}})
+    assert np.all(np.isnan(out)) and np.all(np.isnan(lse)), "a refused call wrote something"
+
+
+def test_page_size_is_needed_for_a_flat_cache():
+    step = Step([40], flat=True)
+    with pytest.raises(ValueError, match=r"page_size: is missing, must be given where kv_cache has not 4 dimensions"):
+        run(step, page_size=None)
+    step = Step([40])
+    step.check(*run(step, page_size=None))
+
+
+def test_other_threads_run_during_a_call():
+    step = Step([3000] * 4, heads=16, qlen=8)  # about a second in float64
+    began = threading.Event()
+    results = []
+
+    def call():
+        began.set()
+        results.append(mlaverify.verify(*step.arrays(), **step.options(), backend="reference"))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    began.wait()
+    turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    step.check(*results[0])
+    assert turns > 20, "the GIL was held"
+
+
+def test_calls_of_many_threads():
+    steps = [Step([50 * i, 3], seed=i) for i in range(1, 9)]
+    failures = []
+
+    def calls(step):
+        try:
+            for _ in range(20):
+                step.check(*mlaverify.verify(*step.arrays(), **step.options(), num_threads=1))
+        except Exception as error:  # noqa: BLE001 (whatever it is, the test fails)
+            failures.append(error)
+
+    threads = [threading.Thread(target=calls, args=[step]) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

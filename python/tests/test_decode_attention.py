@@ -1,0 +1,123 @@
+"""The functions with the names of vLLM's, without torch: signatures, planning, errors."""
+
+import inspect
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mlaverify
+from mlaverify import decode_attention
+from step import Step
+from strategies import steps
+
+PLANNING = Path(__file__).resolve().parents[2] / "tests" / "conformance" / "planning.json"
+
+
+def call(step, out, lse, **changes):
+    arguments = {
+        "q": step.q, "k_buffer": step.kv_cache, "v_buffer": step.kv_cache[..., : step.lv], "o": out, "lse": lse,
+        "req_to_token": step.block_table, "seq_lens": step.seq_lens, "real_seq_lens": step.real_seq_lens, "qlen": step.qlen,
+        "attn_logits": None, "num_kv_splits": 1, "sm_scale": step.sm_scale, "page_size": step.page_size, "k_scale": step.k_scale,
+    }  # fmt: skip
+    mlaverify.decode_attention_fwd_verify(*{**arguments, **changes}.values())
+
+
+def test_signatures():
+    def parameters(function):
+        return [
+            str(p).split(":")[0] + ("" if p.default is p.empty else f"={p.default}")
+            for p in inspect.signature(function).parameters.values()
+        ]
+
+    assert parameters(mlaverify.decode_attention_fwd_verify) == [
+        "q", "k_buffer", "v_buffer", "o", "lse", "req_to_token", "seq_lens", "real_seq_lens", "qlen", "attn_logits", "num_kv_splits",
+        "sm_scale", "page_size", "k_scale=None",
+    ]  # fmt: skip
+    assert parameters(mlaverify.verify_num_kv_splits) == [
+        "max_seq_len", "batch", "qlen", "num_heads", "sm_count", "block_h", "occupancy=1.0", "min_work_per_split=64", "max_splits=8",
+    ]  # fmt: skip
+    assert parameters(mlaverify.select_verify_config) == ["batch", "qlen", "num_heads"]
+    assert parameters(mlaverify.warmup_decode_attention_fwd_verify)[:10] == [
+        "q", "k_buffer", "o", "lse", "req_to_token", "has_real", "qlens", "attn_logits", "sm_scale", "page_size",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("splits", [0, 1, 5])
+def test_it_computes(splits):
+    step = Step([130, 77, 0], real=[128, 90, 3], dtype="bf16", kv_dtype="f8_e4m3", k_scale=0.05)
+    out, lse = step.outputs()
+    logits = np.empty((*step.q.shape[:2], max(splits, 1), step.lv + 1), np.float32)
+    call(step, out, lse, num_kv_splits=splits, attn_logits=logits)
+    step.check(out, lse)
+
+
+@given(steps(), st.integers(0, 5), st.integers(0, 3))
+def test_any_step(step, splits, logits_splits):
+    """With too little memory in attn_logits, enough, or none."""
+    out, lse = step.outputs()
+    logits = np.empty((*step.q.shape[:2], logits_splits * 100, step.lv + 1), np.float32) if logits_splits else None
+    call(step, out, lse, num_kv_splits=splits, attn_logits=logits)
+    step.check(out, lse)
+
+
+def test_errors_name_its_own_arguments():
+    step = Step([40])
+    out, lse = step.outputs()
+    for change, message in [
+        ({"k_buffer": step.kv_cache[..., :64]}, "k_buffer: got Lk = 64"),
+        ({"o": out.astype(np.float16)}, "o: got f16, must be that of q"),
+        ({"req_to_token": step.block_table[0]}, r"req_to_token: got rank 1"),
+        ({"v_buffer": step.kv_cache[..., :60]}, "v_buffer: got 60, must be a multiple of 8"),
+        ({"attn_logits": np.empty(8, np.int32)}, "attn_logits: got numbers of another type, must be f32"),
+        ({"num_kv_splits": -1}, "num_kv_splits: got -1, must be >= 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call(step, out, lse, **change)
+    with pytest.raises(TypeError, match="v_buffer: got <class 'NoneType'>, must be an array"):
+        call(step, out, lse, v_buffer=None)
+    assert np.all(np.isnan(out)) and np.all(np.isnan(lse))
+
+
+def test_warmup_leaves_everything_as_it_is():
+    step = Step([40, 50])
+    out, lse = step.outputs()
+    before = step.kv_cache.copy()
+    mlaverify.warmup_decode_attention_fwd_verify(
+        step.q, step.kv_cache, out, lse, step.block_table, True, [1, 2, 4], None, step.sm_scale, step.page_size, None
+    )
+    assert np.all(np.isnan(out)) and np.all(np.isnan(lse)) and np.array_equal(before, step.kv_cache, equal_nan=True)
+    with pytest.raises(ValueError, match=r"qlens\[1\]: got 0, must be >= 1"):
+        mlaverify.warmup_decode_attention_fwd_verify(
+            step.q, step.kv_cache, out, lse, step.block_table, False, [1, 0], None, step.sm_scale, step.page_size, None
+        )
+
+
+def test_planning():
+    cases = json.loads(PLANNING.read_text())
+    assert len(cases) > 700
+    for case in cases:
+        expected = case.pop("expect")
+        assert mlaverify.verify_num_kv_splits(**case) == expected, case
+    with pytest.raises(ValueError, match="block_h: got 0, must be >= 1"):
+        mlaverify.verify_num_kv_splits(4096, 1, 4, 16, 132, 0)
+    assert mlaverify.verify_row_blocks(4, 16, 48) == 2
+
+
+def test_select_verify_config():
+    config = mlaverify.select_verify_config(8, 4, 16)
+    assert {"BLOCK_H", "BLOCK_N", "SPLIT_ALIGN", "MIN_SPLIT_LEN", "QSPLIT", "num_warps", "num_stages", "S2_BLOCK_S", "s2_num_warps"} <= set(
+        config
+    )
+    assert all(isinstance(value, int) for value in config.values()) and config["BLOCK_H"] > 0
+    assert mlaverify.VERIFY_DEFAULT_CONFIG.keys() == config.keys()
+    with pytest.raises(ValueError, match="qlen: got 0, must be >= 1"):
+        mlaverify.select_verify_config(8, 0, 16)
+
+
+def test_replacements_are_the_public_functions():
+    for name, value in decode_attention.replacements().items():
+        assert getattr(decode_attention, name) is value
