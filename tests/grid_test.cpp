@@ -5,7 +5,10 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "builtin_grids.h"
 #include "error.h"
@@ -137,6 +140,22 @@ TEST(Grid, HostileTextEndsInOneShortLine) {
   EXPECT_EQ(grid_failure(many), "grid.txt:2: more than 1048576 requests in this and the shapes before it");
 }
 
+// 16 and 128 heads x 1, 2, 4 and 8 query tokens at the batches and lengths of the grid h200, each once.
+TEST(Grid, Fp8ShapesHaveTheBatchesOfTheOtherGrid) {
+  std::set<std::vector<int32_t>> batches;
+  for (const Shape &s : load_grid("h200")) {
+    if (s.num_heads == 16 && s.qlen == 1 && s.kv_dtype == DType::bf16) batches.insert(s.seq_lens);
+  }
+  std::set<std::tuple<int32_t, int32_t, std::vector<int32_t>>> shapes;
+  for (const Shape &s : load_grid("h200-fp8")) {
+    EXPECT_EQ(s.kv_dtype, DType::f8_e4m3) << shape_line(s);
+    EXPECT_EQ(batches.count(s.seq_lens), 1u) << shape_line(s);
+    EXPECT_TRUE(s.num_heads == 16 || s.num_heads == 128) << shape_line(s);
+    EXPECT_TRUE(shapes.insert({s.num_heads, s.qlen, s.seq_lens}).second) << "twice: " << shape_line(s);
+  }
+  EXPECT_EQ(shapes.size(), 8 * batches.size());
+}
+
 TEST(Grid, FilesAreReadAndRefused) {
   const auto dir = std::filesystem::temp_directory_path() / "mlaverify_grid_test";
   std::filesystem::create_directories(dir);
@@ -149,7 +168,7 @@ TEST(Grid, FilesAreReadAndRefused) {
   EXPECT_EQ(failure_of([&] { load_grid(dir.string()); }), dir.string() + ": not a plain file");
   std::filesystem::remove_all(dir);
   EXPECT_EQ(failure_of([&] { load_grid("none.txt"); }),
-            "--grid: \"none.txt\" is neither a built-in grid (cpu, h200-users, h200, smoke) nor a file");
+            "--grid: \"none.txt\" is neither a built-in grid (cpu, h200-fp8, h200-users, h200, smoke) nor a file");
 }
 
 TEST(Grid, ChangeShapeKeepsWhatIsNotNamed) {
