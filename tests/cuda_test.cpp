@@ -268,7 +268,7 @@ TEST(CudaTiles, ReferencesThatMoveOverFp8) {
         for (int32_t h = 0; h < c.heads; ++h) {
           if (h % 3 == 0) host.set_query(b, t, h, 575, h % 2 == 0 ? 20.0f : 1.0f);
           if (h == 5) {
-            for (int32_t d = 0; d < c.lk; ++d) host.set_query(b, t, h, d, std::ldexp(d % 7 - 3.0f, -30));
+            for (int32_t d = 0; d < c.lk; ++d) host.set_query(b, t, h, d, std::ldexp(static_cast<float>(d % 7 - 3), -30));
           }
         }
       }
