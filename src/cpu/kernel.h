@@ -28,6 +28,7 @@
 #include "rules/number.h"
 #include "rules/paging.h"
 #include "rules/products.h"
+#include "rules/row.h"
 
 namespace mlaverify::cpu {
 namespace {
@@ -35,13 +36,13 @@ namespace {
 // ---- One key tile -----------------------------------------------------------------------------------------------------
 
 inline void find_keys(const Problem &p, int32_t request, rules::KeyRange keys, KeyRows *found) {
-  const int64_t size = rules::dtype_bytes(p.kv_dtype), step = p.kv_slot_stride * size;
+  const int64_t step = p.kv_slot_stride * rules::dtype_bytes(p.kv_dtype);
   found->count = 0;
   rules::Slot slot = rules::slot_of(keys.begin, p.page_size);
   for (int64_t key = keys.begin; key < keys.end;) {
     const int64_t run = rules::min<int64_t>(p.page_size - slot.offset, keys.end - key);
-    const int64_t at = rules::kv_offset(p, rules::page_id(p, request, slot.entry), slot.offset) * size;
-    for (int64_t i = 0; i < run; ++i, ++key) found->row[found->count++] = static_cast<const char *>(p.kv) + at + i * step;
+    const char *const first = rules::row_at(p, rules::kv_offset(p, rules::page_id(p, request, slot.entry), slot.offset));
+    for (int64_t i = 0; i < run; ++i, ++key) found->row[found->count++] = first + i * step;
     slot = {slot.entry + 1, 0};
   }
   for (int32_t k = found->count; k > 0 && k < kTileKeys; ++k) found->row[k] = found->row[k - 1];
@@ -49,7 +50,7 @@ inline void find_keys(const Problem &p, int32_t request, rules::KeyRange keys, K
 
 // Asks for keys begin ... end - 1 of a tile, as far as it has them, to be brought to the L2 cache.
 inline void prefetch_keys(const Problem &p, const KeyRows &keys, int32_t begin, int32_t end) {
-  const int64_t bytes = int64_t{p.qk_dim} * rules::dtype_bytes(p.kv_dtype);
+  const int64_t bytes = rules::row_bytes(p.kv_dtype, p.qk_dim);
   for (int32_t k = begin; k < rules::min(end, keys.count); ++k) {
     const char *row = keys.row[k];
     asm volatile("" ::"r"(row));  // g++ takes a function that only prefetches for one that does nothing
@@ -74,9 +75,10 @@ inline void make_bf16_keys(const Problem &p, const Scratch &s, const rules::CpuT
   }
 }
 
-// Whether the second product converts cached rows as it loads them: 16-bit numbers take two or three instructions a vector, FP8 more.
+// Whether the second product converts cached rows as it loads them: 16-bit numbers take two or three instructions a vector, FP8 and records
+// more.
 inline bool loads_cached(const Problem &p) {
-  return Vec::converts_as_it_loads && !rules::is_fp8(p.kv_dtype) && p.v_dim % Vec::width == 0;
+  return Vec::converts_as_it_loads && !rules::is_fp8(p.kv_dtype) && !rules::is_record(p.kv_dtype) && p.v_dim % Vec::width == 0;
 }
 
 // Rows of a tile in whole vectors.
@@ -87,10 +89,11 @@ inline void float_scores(const Problem &p, const Scratch &s, const rules::CpuThr
                          const KeyRows &next) {
   constexpr int V = Vec::score_vectors;
   const int32_t lanes = lanes_of(rows), count = keys.count, width = p.qk_dim;
-  const int64_t size = rules::dtype_bytes(p.kv_dtype);
   const char *const *const ahead = next.count > 0 ? next.row : keys.row;
   for (int32_t d = 0; d < width; d += kColumns) {
     const int32_t n = rules::min(kColumns, width - d);
+    const rules::RowPart part = rules::row_part(p.kv_dtype, width, d);
+    const int64_t at = place_of(part, d), size = rules::dtype_bytes(part.dtype);
     convert(p.kv_dtype, keys.row, count, d, n, s.kv, kColumns, p.q_dtype == DType::f32 ? s.squares : nullptr);
     for (int32_t r = 0; r < lanes; r += V * Vec::width) {
       with_constant<V>(rules::min(V, (lanes - r) / Vec::width), [&](auto nv) {
@@ -100,7 +103,7 @@ inline void float_scores(const Problem &p, const Scratch &s, const rules::CpuThr
         for (int32_t k = 0; k < count; k += K) {
           with_constant<K / step>(rules::min(K, rules::round_up(count - k, step)) / step, [&](auto steps) {
             score_block<nv(), steps() * step>(s.q + d * lanes + r, lanes, s.kv + k * kColumns, n, d > 0,
-                                              s.key_scores + k * lanes + r, ahead + k, d * size, size);
+                                              s.key_scores + k * lanes + r, ahead + k, at, size);
           });
         }
       });
