@@ -16,6 +16,10 @@ constexpr int32_t kRecordWidth = 576, kRecordScaled = 512;  // Lk; the first num
 constexpr int32_t kRecordGroup = 128, kRecordGroups = kRecordScaled / kRecordGroup;
 constexpr int32_t kRecordAlignment = 4;  // bytes: that of its scales
 
+// Scales up to this size may multiply a sum of products with the numbers of their group instead of these, and give numbers that are finite in
+// bf16. With others, infinity and NaN among them, that is not the same.
+constexpr float kRecordMostScale = 0x1p119f;
+
 MLAVERIFY_HD bool is_record(DType t) { return t == DType::f8_ds_mla; }
 
 // The last dimension of a cache, in elements of its type, whose rows have `width` numbers.
