@@ -6,6 +6,7 @@
 #include "rules/number.h"
 #include "rules/pack.h"
 #include "rules/paging.h"
+#include "rules/row.h"
 #include "rules/split.h"
 
 namespace mlaverify::cuda {
@@ -23,7 +24,7 @@ bool vector_access(const Problem &p) {
 }
 
 bool has_shape(const TensorKernel &k, const Problem &p) {
-  return k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim;
+  return k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim && k.records == rules::is_record(p.kv_dtype);
 }
 
 // Why no tensor-core kernel can do a call; null: one can, the portable one with 16-row tiles at least.
@@ -41,6 +42,7 @@ const char *generic_only(const Target &target, const Problem &p) {
 const VerifyKernel *tensor_kernel(const Target &target, const Problem &p, rules::GpuKernel kernel) {
   if (!rules::has_kernel(target.arch, kernel)) return nullptr;
   const bool hopper = kernel == rules::GpuKernel::hopper;
+  if (hopper && rules::is_record(p.kv_dtype)) return nullptr;
   // Those read FP8 rows 16 bytes at a time.
   if (hopper && rules::is_fp8(p.kv_dtype) && (p.kv_page_stride % 16 != 0 || p.kv_slot_stride % 16 != 0)) return nullptr;
   const int32_t rows = hopper ? rules::hopper_config().block_h : rules::portable_config(target.arch, kernel).block_h;
