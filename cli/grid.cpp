@@ -13,6 +13,7 @@
 #include "error.h"
 #include "io/safetensors.h"
 #include "mlaverify/mlaverify.h"
+#include "rules/row.h"
 
 namespace mlaverify::cli {
 
@@ -28,8 +29,8 @@ struct DTypeName {
   DType dtype;
 };
 constexpr DTypeName kQueryTypes[] = {{"bf16", DType::bf16}, {"f16", DType::f16}, {"f32", DType::f32}};
-constexpr DTypeName kCacheTypes[] = {
-    {"bf16", DType::bf16}, {"f16", DType::f16}, {"f32", DType::f32}, {"f8_e4m3", DType::f8_e4m3}, {"f8_e5m2", DType::f8_e5m2}};
+constexpr DTypeName kCacheTypes[] = {{"bf16", DType::bf16},       {"f16", DType::f16},         {"f32", DType::f32},
+                                     {"f8_e4m3", DType::f8_e4m3}, {"f8_e5m2", DType::f8_e5m2}, {"f8_ds_mla", DType::f8_ds_mla}};
 
 [[noreturn]] void fail(const std::string &option, std::string_view value, const std::string &wanted) {
   throw Failure(kBadInput, fmt::format("--{}: {} should be {}", option, io::quote(std::string(value)), wanted));
@@ -128,7 +129,7 @@ const std::vector<ShapeOption> &shape_options() {
       {"seq-len", "Keys of each request, its query tokens included: one number for all, or one a request, with commas", true},
       {"page-size", "Tokens of a page (64)", false},
       {"dtype", "Type of queries and output: bf16 f16 f32 (bf16)", false},
-      {"kv-dtype", "Type of the cache: bf16 f16 f32 f8_e4m3 f8_e5m2 (bf16)", false},
+      {"kv-dtype", "Type of the cache: bf16 f16 f32 f8_e4m3 f8_e5m2 f8_ds_mla (bf16)", false},
       {"lk", "Width of a key (576)", false},
       {"lv", "Width of a value (512)", false}};
   return options;
@@ -164,6 +165,13 @@ Shape change_shape(Shape shape, const ShapeOptions &options) {
   if (const auto v = value("lk")) shape.qk_dim = head_dim("lk", *v);
   if (const auto v = value("lv")) shape.v_dim = head_dim("lv", *v);
   if (shape.v_dim > shape.qk_dim) fail("lv", std::to_string(shape.v_dim), fmt::format("at most --lk, {}", shape.qk_dim));
+  if (rules::is_record(shape.kv_dtype)) {
+    const auto demand = [](const char *option, int32_t got, int32_t want) {
+      if (got != want) fail(option, std::to_string(got), fmt::format("{} with --kv-dtype f8_ds_mla", want));
+    };
+    demand("lk", shape.qk_dim, rules::kRecordWidth);
+    demand("lv", shape.v_dim, rules::kRecordScaled);
+  }
   return shape;
 }
 

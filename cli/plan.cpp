@@ -17,6 +17,7 @@
 #include "grid.h"
 #include "mlaverify/mlaverify.h"
 #include "rules/hd.h"
+#include "rules/row.h"
 #include "step_call.h"
 #include "verb.h"
 #include "work.h"
@@ -44,7 +45,8 @@ mlaverify_verify_args args_for(const Shape &shape, int32_t num_kv_splits) {
   mlaverify_verify_args args = {};
   args.size = sizeof(args);
   args.q = shape_only(shape.q_dtype, {batch * shape.qlen, shape.num_heads, shape.qk_dim});
-  args.kv_cache = shape_only(shape.kv_dtype, {num_pages, shape.page_size, 1, shape.qk_dim});
+  args.kv_cache =
+      shape_only(shape.kv_dtype, {num_pages, shape.page_size, 1, rules::row_elements(shape.kv_dtype, shape.qk_dim)});
   args.out = shape_only(shape.q_dtype, {batch * shape.qlen, shape.num_heads, shape.v_dim});
   args.lse = shape_only(DType::f32, {batch * shape.qlen, shape.num_heads});
   args.block_table = shape_only(DType::i32, {batch, width});

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "io/tensor_buffer.h"
+#include "rules/row.h"
 
 namespace mlaverify::cli {
 
@@ -38,7 +39,24 @@ inline void fill_normal(Random &random, DType t, void *data, int64_t count, floa
   for (int64_t i = 0; i < count; ++i) rules::store_float(t, data, i, sigma * random.normal());
 }
 
-// Fills memory with 0xff: NaN in every floating-point type here.
+// The scale of a group of a record whose e4m3 numbers are normal with this sigma, for numbers of about `sigma`: no power of two.
+constexpr float kCodeSigma = 16;
+inline float random_scale(Random &random, float sigma) {
+  return sigma / kCodeSigma * static_cast<float>(0.5 + random.uniform());
+}
+
+// Fills a row of a cache of type `t` with sigma * normal; the groups of a record differ a little in theirs.
+inline void fill_row(Random &random, DType t, void *row, int32_t width, float sigma) {
+  for (int32_t d = 0; d < width;) {
+    const rules::RowPart part = rules::row_part(t, width, d);
+    char *to = static_cast<char *>(row) + part.at;
+    fill_normal(random, part.dtype, to, part.end - part.begin, part.group < 0 ? sigma : kCodeSigma);
+    if (part.group >= 0) rules::record_scales(row)[part.group] = random_scale(random, sigma);
+    d = part.end;
+  }
+}
+
+// Fills memory with 0xff: NaN in every floating-point type here, records included.
 inline void poison(void *data, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i) static_cast<unsigned char *>(data)[i] = 0xff;
 }

@@ -18,6 +18,7 @@
 #include "machine.h"
 #include "progress.h"
 #include "rules/paging.h"
+#include "rules/row.h"
 #include "serve.h"
 #include "trace.h"
 #include "verb.h"
@@ -39,7 +40,7 @@ constexpr ShapeHelp kShapeOptions[] = {
     {"qlen", "Tokens verified per request and step: the last accepted one and the drafted ones (4)"},
     {"page-size", "Tokens of a page (64)"},
     {"dtype", "Type of queries and output: bf16 f16 f32 (bf16)"},
-    {"kv-dtype", "Type of the cache: bf16 f16 f32 f8_e4m3 f8_e5m2 (bf16)"},
+    {"kv-dtype", "Type of the cache: bf16 f16 f32 f8_e4m3 f8_e5m2 f8_ds_mla (bf16)"},
     {"lk", "Width of a key (576)"},
     {"lv", "Width of a value (512)"}};
 const ShapeOptions kShapeDefaults = {{"heads", "8"}, {"qlen", "4"}};
@@ -108,7 +109,7 @@ void Summary::add(const StepReport &report, const Ceilings &ceilings) {
 }
 
 double page_bytes(const Shape &shape) {
-  return static_cast<double>(shape.page_size) * shape.qk_dim * rules::dtype_bytes(shape.kv_dtype);
+  return static_cast<double>(shape.page_size) * static_cast<double>(rules::row_bytes(shape.kv_dtype, shape.qk_dim));
 }
 
 // Unless the user says: what 1 GiB holds, or all requests at once if that is less.

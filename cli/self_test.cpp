@@ -9,6 +9,7 @@
 #include "error.h"
 #include "random.h"
 #include "rules/mask.h"
+#include "rules/row.h"
 
 namespace mlaverify::cli {
 namespace {
@@ -25,7 +26,8 @@ struct Case {
 };
 
 const std::vector<Case> &cases() {
-  constexpr DType bf16 = DType::bf16, f16 = DType::f16, f32 = DType::f32, e4m3 = DType::f8_e4m3, e5m2 = DType::f8_e5m2;
+  constexpr DType bf16 = DType::bf16, f16 = DType::f16, f32 = DType::f32, e4m3 = DType::f8_e4m3, e5m2 = DType::f8_e5m2,
+                  record = DType::f8_ds_mla;
   static const std::vector<Case> list = {
       {"common", bf16, bf16, 16, 4, 576, 512, 64, 0, 0, {130, 77}, {}},
       {"decode_page_1", bf16, bf16, 16, 1, 576, 512, 1, 0, 0, {1, 2, 63, 65}, {}},
@@ -41,6 +43,10 @@ const std::vector<Case> &cases() {
       {"f32", f32, f32, 8, 3, 288, 256, 16, 0, 0, {75, 20}, {}},
       {"fp8_e4m3", bf16, e4m3, 16, 4, 576, 512, 64, 0, 0.0625f, {130, 77, 3}, {}},
       {"fp8_e5m2", f16, e5m2, 16, 4, 288, 256, 16, 0, 0.0625f, {99}, {}},
+      {"records", bf16, record, 16, 4, 576, 512, 64, 0, 0, {130, 77, 0, 3}, {}},
+      {"records_f16_page_1", f16, record, 8, 2, 576, 512, 1, 0, 0, {1, 65, 20}, {}},
+      {"records_f32_splits_3", f32, record, 5, 3, 576, 512, 16, 3, 0, {75, 20}, {60, 20}},
+      {"records_many_heads", bf16, record, 128, 2, 576, 512, 64, 0, 0, {165}, {}},
   };
   return list;
 }
@@ -72,10 +78,10 @@ void fill_cache(const Case &c, Random &random, io::Step &step) {
   step.block_table = io::TensorBuffer(DType::i32, {batch, width});
   auto *table = step.block_table.data<int32_t>();
   std::fill(table, table + batch * width, kGarbage);
-  step.kv_cache = io::TensorBuffer(c.kv_dtype, {num_pages, c.page_size, 1, c.qk_dim});
+  step.kv_cache = io::TensorBuffer(c.kv_dtype, {num_pages, c.page_size, 1, rules::row_elements(c.kv_dtype, c.qk_dim)});
   poison(step.kv_cache.data(), step.kv_cache.bytes());
   const float sigma = c.k_scale > 0 ? 0.5f / c.k_scale : 0.5f;
-  const int64_t slot_bytes = static_cast<int64_t>(c.qk_dim) * rules::dtype_bytes(c.kv_dtype);
+  const int64_t slot_bytes = rules::row_bytes(c.kv_dtype, c.qk_dim);
   std::size_t next = 0;
   for (int64_t b = 0; b < batch; ++b) {
     const auto request = static_cast<std::size_t>(b);
@@ -83,7 +89,7 @@ void fill_cache(const Case &c, Random &random, io::Step &step) {
     const int32_t live = rules::needed_keys(c.lens[request], real_len(c, request), c.qlen);
     for (int32_t key = 0; key < live; ++key) {
       const int64_t slot = int64_t{table[b * width + key / c.page_size]} * c.page_size + key % c.page_size;
-      fill_normal(random, c.kv_dtype, step.kv_cache.data<char>() + slot * slot_bytes, c.qk_dim, sigma);
+      fill_row(random, c.kv_dtype, step.kv_cache.data<char>() + slot * slot_bytes, c.qk_dim, sigma);
     }
   }
 }

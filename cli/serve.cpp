@@ -14,6 +14,7 @@
 #include "oracle/oracle.h"
 #include "oracle/tolerance.h"
 #include "rules/paging.h"
+#include "rules/row.h"
 
 namespace mlaverify::cli {
 namespace {
@@ -49,7 +50,8 @@ Server::Server(const ServeOptions &options, const std::vector<TraceRequest> &tra
   const int64_t max_batch = std::min<int64_t>(options_.max_batch, static_cast<int64_t>(trace.size()));
   const int64_t rows = max_batch * shape.qlen;
   q_ = io::TensorBuffer(shape.q_dtype, {rows, shape.num_heads, shape.qk_dim});
-  kv_cache_ = io::TensorBuffer(shape.kv_dtype, {options_.pool_pages, shape.page_size, 1, shape.qk_dim});
+  const int64_t row = rules::row_elements(shape.kv_dtype, shape.qk_dim);
+  kv_cache_ = io::TensorBuffer(shape.kv_dtype, {options_.pool_pages, shape.page_size, 1, row});
   out_ = io::TensorBuffer(shape.q_dtype, {rows, shape.num_heads, shape.v_dim});
   lse_ = io::TensorBuffer(DType::f32, {rows, shape.num_heads});
   block_table_ = io::TensorBuffer(DType::i32, {max_batch, scheduler_.max_pages()});

@@ -15,6 +15,7 @@
 #include "machine.h"
 #include "random.h"
 #include "random_rows.h"
+#include "rules/row.h"
 
 namespace mlaverify::cli {
 
@@ -37,7 +38,7 @@ Layout layout_of(const Shape &shape, int64_t rotation_bytes) {
     set_pages += pages_of(shape, len);
     l.table_width = std::max(l.table_width, pages_of(shape, len));
   }
-  l.page_bytes = static_cast<double>(shape.page_size) * shape.qk_dim * rules::dtype_bytes(shape.kv_dtype);
+  l.page_bytes = static_cast<double>(shape.page_size) * static_cast<double>(rules::row_bytes(shape.kv_dtype, shape.qk_dim));
   l.sets = std::ceil(static_cast<double>(rotation_bytes) / (set_pages * l.page_bytes));
   l.pages = l.sets * set_pages;
   l.pages += std::ceil(l.pages / 16);
@@ -82,7 +83,7 @@ TimedStep::TimedStep(const Shape &shape, int64_t rotation_bytes, const CallOptio
   }
   Random random(1);
   q_ = io::TensorBuffer(shape.q_dtype, {rows, shape.num_heads, shape.qk_dim});
-  kv_ = io::TensorBuffer(shape.kv_dtype, {num_pages, shape.page_size, 1, shape.qk_dim});
+  kv_ = io::TensorBuffer(shape.kv_dtype, {num_pages, shape.page_size, 1, rules::row_elements(shape.kv_dtype, shape.qk_dim)});
   out_ = io::TensorBuffer(shape.q_dtype, {rows, shape.num_heads, shape.v_dim});
   lse_ = io::TensorBuffer(DType::f32, {rows, shape.num_heads});
   seq_lens_ = io::TensorBuffer(DType::i32, {batch});

@@ -5,6 +5,7 @@
 #include "rules/mask.h"
 #include "rules/number.h"
 #include "rules/products.h"
+#include "rules/row.h"
 
 namespace mlaverify::cli {
 
@@ -24,7 +25,8 @@ Work work_of(const Shape &shape) {
   const double rows = static_cast<double>(shape.seq_lens.size()) * shape.qlen * shape.num_heads;
   const double dims = shape.qk_dim + shape.v_dim;
   Work work;
-  work.bytes = keys * shape.qk_dim * rules::dtype_bytes(shape.kv_dtype) + rows * dims * rules::dtype_bytes(shape.q_dtype);
+  work.bytes = keys * static_cast<double>(rules::row_bytes(shape.kv_dtype, shape.qk_dim)) +
+               rows * dims * rules::dtype_bytes(shape.q_dtype);
   work.flops = 2 * dims * shape.num_heads * visible;
   return work;
 }

@@ -27,9 +27,9 @@ TestCase any_case(FuzzedDataProvider *from) {
     c.real_lens = c.lens;
     for (int32_t &len : c.real_lens) len = std::max(0, len - up_to(3));
   }
-  const DType types[] = {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3, DType::f8_e5m2};
+  const DType types[] = {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3, DType::f8_e5m2, DType::f8_ds_mla};
   c.q_dtype = types[up_to(2)];
-  c.kv_dtype = types[up_to(4)];
+  c.kv_dtype = types[up_to(5)];
   if (from->ConsumeBool()) c.k_scale = 0.25f * static_cast<float>(1 + up_to(8));
   c.sm_scale = 0.05f * static_cast<float>(up_to(20) - 4);
   c.num_kv_splits = up_to(9);
@@ -44,6 +44,11 @@ TestCase any_case(FuzzedDataProvider *from) {
   c.heads_outer = from->ConsumeBool();
   c.shift = up_to(3);
   c.seed = from->ConsumeIntegral<uint8_t>();
+  if (rules::is_record(c.kv_dtype)) {
+    c.lk = rules::kRecordWidth;
+    c.lv = rules::kRecordScaled;
+    for (int32_t *pad : {&c.slot_pad, &c.page_pad, &c.shift}) *pad *= rules::kRecordAlignment;
+  }
   return c;
 }
 
@@ -64,7 +69,7 @@ bool make_wrong(FuzzedDataProvider *from, const TestCase &c, mlaverify_verify_ar
     case 7: args->num_threads = any; return any < 0 || any > MLAVERIFY_MAX_THREADS;
     case 8: args->workspace_bytes -= args->workspace_bytes > 0; return args->workspace_bytes > 0;
     case 9: args->workspace = static_cast<char *>(args->workspace) + 1; return args->workspace_bytes > 1;
-    case 10: t->dtype = any; return any < 0 || any > MLAVERIFY_I32;
+    case 10: t->dtype = any; return any < 0 || any > MLAVERIFY_F8_DS_MLA;
     case 11: t->ndim = any; return any < 1 || any > 4;
     case 12: t->device = any; return any < MLAVERIFY_HOST;
     case 13: t->shape[from->ConsumeIntegralInRange<int32_t>(0, t->ndim - 1)] = low; return true;

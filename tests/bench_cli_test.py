@@ -107,7 +107,7 @@ class Runs(unittest.TestCase):
             self.assertGreater(shape[key], 0, key)
         self.assertGreaterEqual(shape["spread"], 0)
         self.assertGreaterEqual(shape["repetitions"], 5)
-        bf16 = shape["dtype"] == "bf16" and shape["kv_dtype"] in ("bf16", "f8_e4m3", "f8_e5m2") and (shape["lk"] | shape["lv"]) % 32 == 0
+        bf16 = shape["dtype"] == "bf16" and shape["kv_dtype"] in ("bf16", "f8_e4m3", "f8_e5m2", "f8_ds_mla") and (shape["lk"] | shape["lv"]) % 32 == 0
         bf16 = bf16 and shape["lv"] >= 128
         rate = peak.get("bf16_flops_per_second", peak["flops_per_second"]) if bf16 else peak["flops_per_second"]
         floor = max(shape["bytes"] / peak["bytes_per_second"], shape["flops"] / rate)
@@ -158,6 +158,11 @@ class Runs(unittest.TestCase):
         head, row = done.stdout.split("\n\n")[1].splitlines()[:2]
         self.assertEqual(head.split().count("GFLOP/s"), 2, done.repeat)
         self.assertEqual(len(row[:row.index("--heads")].split()), 9, done.repeat)
+
+    def test_records_have_656_bytes_a_key(self):
+        report = self.report("--heads", "2", "--seq-len", "20,3", "--kv-dtype", "f8_ds_mla", "--threads", "1")
+        self.check_shape(report, report["shapes"][0])
+        self.assertEqual(report["shapes"][0]["bytes"], 23 * 656 + 2 * 2 * (576 + 512) * 2)
 
     def test_the_printed_shape_repeats_it(self):
         first = self.report("--seq-len", "20,3", "--page-size", "7", "--dtype", "f16", "--kv-dtype", "f8_e5m2", "--lk", "64",

@@ -48,6 +48,16 @@ def small_step(q_dtype="BF16", kv_dtype="BF16", lens=(9, 5), qlen=2, heads=3, lk
     return tensors, {"qlen": qlen, "page_size": page, "v_head_dim": lv, "sm_scale": lk ** -0.5, "num_kv_splits": 0, **meta}
 
 
+def record_step(q_dtype="BF16", **options):
+    """The same with a cache of 656-byte records, all of a dead slot NaN."""
+    tensors, meta = small_step(q_dtype, "F32", lk=576, lv=512, **options)
+    kv = tensors["kv_cache"][1].astype(np.float64)
+    records = oracle.to_records(kv)
+    records[(kv == 0).all(axis=-1)] = 0xFF
+    tensors["kv_cache"] = ("U8", records)
+    return tensors, {**meta, "kv_cache_dtype": "fp8_ds_mla"}
+
+
 class CliTest(unittest.TestCase):
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="mlaverify_cli_")
@@ -102,6 +112,12 @@ class RunTest(CliTest):
             for q_dtype, kv_dtype in (("BF16", "BF16"), ("F16", "F16"), ("F32", "F32"), ("BF16", "F8_E4M3"), ("F32", "F8_E5M2")):
                 with self.subTest(backend=backend, q=q_dtype, kv=kv_dtype):
                     self.run_step(*small_step(q_dtype, kv_dtype), "--backend", backend)
+
+    def test_records(self):
+        for backend in ("auto", "cpu", "reference"):
+            for q_dtype in ("BF16", "F16", "F32"):
+                with self.subTest(backend=backend, q=q_dtype):
+                    self.run_step(*record_step(q_dtype, lens=(9, 0, 70)), "--backend", backend)
 
     def test_lengths_scale_and_splits(self):
         tensors, meta = small_step(kv_dtype="F8_E4M3", lens=(9, 0, 1, 130), qlen=3)
@@ -234,6 +250,16 @@ class BadStepTest(CliTest):
                 array = tensors[name][1] if name in tensors else np.zeros(shape[name])
                 tensors[name] = (dtype, oracle.encode(dtype, array))
                 self.assert_step_refused(self.save(tensors, meta), name, dtype)
+
+    def test_records_and_their_metadata(self):
+        tensors, meta = record_step()
+        self.assert_step_refused(self.save(tensors, {k: v for k, v in meta.items() if k != "kv_cache_dtype"}), "kv_cache", "U8",
+                                 "kv_cache_dtype")
+        self.assert_step_refused(self.save(tensors, {**meta, "kv_cache_dtype": "fp8"}), "kv_cache_dtype", "fp8_ds_mla")
+        self.assert_step_refused(self.save(*small_step(kv_cache_dtype="fp8_ds_mla")), "kv_cache", "BF16", "U8")
+        narrow = {**tensors, "kv_cache": ("U8", tensors["kv_cache"][1][..., :576])}
+        self.assert_step_refused(self.save(narrow, meta), "kv_cache", "656")
+        self.assert_step_refused(self.save(tensors, {**meta, "v_head_dim": 256}), "v_head_dim", "512")
 
     def test_shapes(self):
         i32 = np.zeros

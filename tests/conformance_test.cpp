@@ -15,7 +15,7 @@
 namespace mlaverify::test {
 namespace {
 
-constexpr std::size_t kCases = 32;
+constexpr std::size_t kCases = 40;
 
 std::vector<std::string> case_files() {
   std::vector<std::string> files;

@@ -176,8 +176,11 @@ TEST(CudaTiles, EveryPageSizeGivesTheSame) {
   for (const auto &[type, cache] : {std::pair{DType::bf16, DType::bf16},
                                     {DType::f16, DType::f16},
                                     {DType::bf16, DType::f8_e4m3},
-                                    {DType::f16, DType::f8_e5m2}}) {
+                                    {DType::f16, DType::f8_e5m2},
+                                    {DType::bf16, DType::f8_ds_mla},
+                                    {DType::f16, DType::f8_ds_mla}}) {
     for (const auto &[lk, lv] : {std::pair{576, 512}, {512, 512}}) {
+      if (rules::is_record(cache) && lk != rules::kRecordWidth) continue;
       TestCase c = deepseek({300, 64, 65, 1, 0, 129, 1000}, 3);
       c.q_dtype = type;
       c.kv_dtype = cache;
@@ -206,6 +209,7 @@ void expect_heads_and_query_tokens(DType cache) {
   for (const int32_t heads : {1, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 96, 128}) {
     for (const int32_t qlen : {1, 2, 5, 8}) {
       for (const int32_t splits : {0, 1, 3}) {
+        if (rules::is_record(cache) && (qlen == 2 || heads % 8 != 0)) continue;  // fewer of these
         TestCase c = deepseek({700, 0, 3, 129, 1500}, qlen);
         c.kv_dtype = cache;
         c.heads = heads;
@@ -221,6 +225,7 @@ void expect_heads_and_query_tokens(DType cache) {
 }
 TEST(CudaTiles, HeadsAndQueryTokens) { expect_heads_and_query_tokens(DType::bf16); }
 TEST(CudaTiles, HeadsAndQueryTokensOverFp8) { expect_heads_and_query_tokens(DType::f8_e4m3); }
+TEST(CudaTiles, HeadsAndQueryTokensOverRecords) { expect_heads_and_query_tokens(DType::f8_ds_mla); }
 
 // Scales of any kind, and special numbers in keys and queries, as the oracle has them. FP8: by kernels with tiles of 16, 32 and 64 rows.
 void expect_special_numbers(DType cache, int32_t qlen) {
@@ -341,7 +346,7 @@ void expect_invariant_over_heads_tokens_and_mates(DType cache) {
   }
 }
 TEST(CudaTiles, InvariantOverHeadsTokensAndMates) {
-  for (const DType cache : {DType::bf16, DType::f8_e4m3}) expect_invariant_over_heads_tokens_and_mates(cache);
+  for (const DType cache : {DType::bf16, DType::f8_e4m3, DType::f8_ds_mla}) expect_invariant_over_heads_tokens_and_mates(cache);
 }
 
 // Batch-invariant mode: a request's chunks on one block, on a few, on as many as there are, and more than the merge takes at a time. The

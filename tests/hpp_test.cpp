@@ -15,7 +15,8 @@ using mlaverify::view;
 static_assert(mlaverify::dtype_of<float>() == MLAVERIFY_F32 && mlaverify::dtype_of<const mlaverify::bf16>() == MLAVERIFY_BF16 &&
               mlaverify::dtype_of<mlaverify::f16>() == MLAVERIFY_F16 && mlaverify::dtype_of<int32_t>() == MLAVERIFY_I32 &&
               mlaverify::dtype_of<mlaverify::f8_e4m3>() == MLAVERIFY_F8_E4M3 &&
-              mlaverify::dtype_of<mlaverify::f8_e5m2>() == MLAVERIFY_F8_E5M2);
+              mlaverify::dtype_of<mlaverify::f8_e5m2>() == MLAVERIFY_F8_E5M2 &&
+              mlaverify::dtype_of<mlaverify::f8_ds_mla>() == MLAVERIFY_F8_DS_MLA);
 static_assert(sizeof(mlaverify::bf16) == 2 && sizeof(mlaverify::f8_e4m3) == 1);
 
 mlaverify_status status_of(void (*f)()) {

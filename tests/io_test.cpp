@@ -288,6 +288,51 @@ TEST_F(IoTest, StepRoundTrip) {
   EXPECT_TRUE(std::isnan(read_step(path()).sm_scale));
 }
 
+// Records are bytes in the file, and metadata says what they are.
+TEST_F(IoTest, Records) {
+  Step s = small_step();
+  s.q = TensorBuffer(DType::bf16, {2, 1, 576});
+  s.kv_cache = TensorBuffer(DType::f8_ds_mla, {1, 4, 1, 656});
+  s.o = TensorBuffer();
+  s.v_head_dim = 512;
+  for (TensorBuffer *t : {&s.q, &s.kv_cache}) std::memset(t->data(), 1, t->bytes());
+  write_step(path(), s);
+  EXPECT_EQ(read_safetensors(path()).metadata.at("kv_cache_dtype"), "fp8_ds_mla");
+  const Step r = read_step(path());
+  EXPECT_EQ(r.kv_cache.dtype(), DType::f8_ds_mla);
+  EXPECT_EQ(r.kv_cache.shape(), s.kv_cache.shape());
+  EXPECT_EQ(std::memcmp(r.kv_cache.data(), s.kv_cache.data(), s.kv_cache.bytes()), 0);
+  const mlaverify_tensor kv = r.args().kv_cache;
+  EXPECT_EQ(kv.dtype, MLAVERIFY_F8_DS_MLA);
+  EXPECT_EQ(kv.strides[1], 656);
+
+  const auto says = [&](DType dtype, const char *type) {
+    std::map<std::string, std::string> metadata = {{"qlen", "2"}, {"page_size", "4"}, {"v_head_dim", "512"}, {"sm_scale", "1"}};
+    if (type != nullptr) metadata["kv_cache_dtype"] = type;
+    const TensorBuffer cache(dtype, {1, 4, 1, 656});
+    write_safetensors(path(),
+                      {{"q", s.q.dtype(), s.q.shape(), s.q.data()},
+                       {"kv_cache", dtype, cache.shape(), cache.data()},
+                       {"block_table", s.block_table.dtype(), s.block_table.shape(), s.block_table.data()},
+                       {"seq_lens", s.seq_lens.dtype(), s.seq_lens.shape(), s.seq_lens.data()}},
+                      metadata);
+    try {
+      read_step(path());
+    } catch (const FileError &e) {
+      return std::string(e.what()).substr(path().size());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(says(DType::f8_ds_mla, "fp8_ds_mla"), "");
+  EXPECT_EQ(says(DType::bf16, nullptr), "");
+  EXPECT_EQ(says(DType::f8_ds_mla, nullptr),
+            ": tensor kv_cache is U8, but metadata kv_cache_dtype is missing, should be \"fp8_ds_mla\"");
+  EXPECT_EQ(says(DType::bf16, "fp8_ds_mla"),
+            ": tensor kv_cache is BF16, should be U8 since metadata kv_cache_dtype is \"fp8_ds_mla\"");
+  EXPECT_EQ(says(DType::f8_ds_mla, "fp8"),
+            ": metadata kv_cache_dtype is \"fp8\", should be \"fp8_ds_mla\" with a U8 kv_cache, and absent with others");
+}
+
 TEST_F(IoTest, StepRefusesMetadata) {
   Step s = small_step();
   const auto says = [&](const char *key, const char *value) {

@@ -100,6 +100,30 @@ TEST(Oracle, Fp8Scale) {
     EXPECT_DOUBLE_EQ(row.out[i], 3 * static_cast<double>(rules::load_float(c.kv_dtype, call.key(0, 0), i)));
 }
 
+// One key: its value is the row, each group with its scale.
+TEST(Oracle, Records) {
+  TestCase c = f32_case(1, 1);
+  c.kv_dtype = DType::f8_ds_mla;
+  c.lk = 576;
+  c.lv = 512;
+  c.k_scale = 5;  // ignored
+  TestCall call(c);
+  const float scales[] = {0.5f, -3, 0, 0x1p12f};
+  for (int32_t g = 0; g < 4; ++g) call.set_group_scale(0, 0, g, scales[g]);
+  call.fill_queries(0);
+  call.set_query(0, 0, 0, 128, 1);
+  call.set_query(0, 0, 0, 575, 2);
+  call.set_key(0, 0, 575, 0.25f);
+  Call valid;
+  ASSERT_TRUE(validate(&call.args, true, &valid).ok());
+  double out[512];
+  const auto *codes = static_cast<const uint8_t *>(call.key(0, 0));
+  const double lse = Oracle(valid.problem).row(0, 0, 0, out);
+  EXPECT_DOUBLE_EQ(lse, (-3.0 * static_cast<double>(rules::e4m3_to_float(codes[128])) + 2 * 0.25) * static_cast<double>(0.2f));
+  for (int32_t i = 0; i < 512; ++i)
+    EXPECT_DOUBLE_EQ(out[i], static_cast<double>(scales[i / 128]) * static_cast<double>(rules::e4m3_to_float(codes[i])));
+}
+
 TEST(Oracle, ScoresBeyondTheRangeOfExp) {
   TestCall call(f32_case(1, 3));
   call.fill_queries(100);

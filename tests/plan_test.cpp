@@ -32,9 +32,10 @@ Problem problem(int32_t qlen, int32_t heads, DType q = DType::bf16, DType kv = D
   p.table_width = 16;
   p.q_dtype = q;
   p.kv_dtype = kv;
-  p.q_head_stride = p.kv_slot_stride = 576;
+  p.q_head_stride = 576;
+  p.kv_slot_stride = rules::row_elements(kv, 576);
   p.q_row_stride = int64_t{576} * heads;
-  p.kv_page_stride = int64_t{576} * 64;
+  p.kv_page_stride = p.kv_slot_stride * 64;
   p.out_head_stride = 512;
   p.out_row_stride = int64_t{512} * heads;
   return p;
@@ -43,14 +44,15 @@ Problem problem(int32_t qlen, int32_t heads, DType q = DType::bf16, DType kv = D
 // The rule in words, with nothing of the table.
 GpuKernel expected(Arch arch, const Problem &p, bool invariant) {
   const int64_t rows = int64_t{p.qlen} * p.num_heads;
-  if (p.q_dtype == DType::f32 || (p.kv_dtype != p.q_dtype && !rules::is_fp8(p.kv_dtype))) return GpuKernel::generic;
+  const bool records = p.kv_dtype == DType::f8_ds_mla;
+  if (p.q_dtype == DType::f32 || (p.kv_dtype != p.q_dtype && !rules::is_fp8(p.kv_dtype) && !records)) return GpuKernel::generic;
   const bool widths_of_all = p.v_dim == 512 && (p.qk_dim == 576 || p.qk_dim == 512);
   if (!widths_of_all && !(p.v_dim == 256 && (p.qk_dim == 320 || p.qk_dim == 288))) return GpuKernel::generic;
   if (arch == Arch::sm_90 && widths_of_all && rules::is_fp8(p.kv_dtype)) {
     if (invariant) return GpuKernel::hopper_fp8_32;
     return rows <= 16 ? GpuKernel::hopper_fp8_16 : rows <= 32 ? GpuKernel::hopper_fp8_32 : GpuKernel::hopper_fp8_64;
   }
-  if (arch == Arch::sm_90 && widths_of_all && (rows > 16 || invariant)) return GpuKernel::hopper;
+  if (arch == Arch::sm_90 && widths_of_all && !records && (rows > 16 || invariant)) return GpuKernel::hopper;
   return rows <= 16 || arch == Arch::sm_86 ? GpuKernel::portable_16 : GpuKernel::portable_64;
 }
 
@@ -60,9 +62,13 @@ TEST(Plan, BuiltInRows) {
     for (const auto &[q, kv] : {std::pair{DType::bf16, DType::bf16},
                                 {DType::f16, DType::f16},
                                 {DType::f16, DType::f8_e4m3},
+                                {DType::bf16, DType::f8_ds_mla},
+                                {DType::f16, DType::f8_ds_mla},
+                                {DType::f32, DType::f8_ds_mla},
                                 {DType::bf16, DType::f16},
                                 {DType::f32, DType::f32}}) {
       for (const auto &[lk, lv] : {std::pair{576, 512}, {512, 512}, {320, 256}, {288, 256}, {256, 128}}) {
+        if (rules::is_record(kv) && lk != rules::kRecordWidth) continue;  // refused
         for (const int32_t heads : {1, 16, 17, 32, 33, 64, 128, 300}) {
           for (const bool invariant : {false, true}) {
             Problem p = problem(1, heads, q, kv);
@@ -191,6 +197,30 @@ TEST(Plan, TunedRowsDoNotReachTheBatchInvariantMode) {
     EXPECT_EQ(after.workspace_bytes, before.workspace_bytes);
     EXPECT_EQ(after.launch.share_choice.squared_per_tile, before.launch.share_choice.squared_per_tile);
   }
+}
+
+// Records have kernels of their own, which serve nothing else; rows that 16 bytes do not divide are read by the plain one.
+TEST(Plan, Records) {
+  for (const auto &[arch, capability] :
+       {std::pair{Arch::sm_80, 80}, {Arch::sm_86, 89}, {Arch::sm_90, 90}, {Arch::sm_100, 100}}) {
+    for (const int32_t heads : {16, 128}) {
+      const Target on = target(arch, capability);
+      Problem records = problem(1, heads, DType::bf16, DType::f8_ds_mla);
+      const auto of = [&](DType kv) { return choice_with({}, on, problem(1, heads, DType::bf16, kv)).kernel.function; };
+      const void *const function = choose_kernel(on, records).kernel.function;
+      EXPECT_NE(function, of(DType::bf16));
+      EXPECT_NE(function, of(DType::f8_e4m3));
+      records.kv_slot_stride = 660;
+      EXPECT_EQ(choose_kernel(on, records).row.kernel, GpuKernel::generic);
+      EXPECT_STREQ(choose_kernel(on, records).why, "addresses or strides do not allow 16-byte copies");
+    }
+  }
+  const Plan invariant = [] {
+    Problem p = problem(4, 16, DType::bf16, DType::f8_ds_mla);
+    p.flags = MLAVERIFY_FLAG_BATCH_INVARIANT;
+    return make_plan(target(Arch::sm_90, 90), p);
+  }();
+  EXPECT_EQ(invariant.combine, kernels_for(90)->combine_chunks);
 }
 
 // More rows than the table counts, as a size query may have.

@@ -18,6 +18,17 @@ bool one_in(int32_t n) { return between(0, n - 1) == 0; }
 
 int32_t random_length() { return one_in(8) ? between(500, 1100) : one_in(3) ? between(60, 140) : between(0, 24); }
 
+// Records have one width, and fewer rows and keys for it. Not every layout that is legal is one that a GPU's tensor-core kernels take.
+void make_records(TestCase &c) {
+  c.lk = rules::kRecordWidth;
+  c.lv = rules::kRecordScaled;
+  c.heads = std::min(c.heads, 5);
+  c.qlen = std::min(c.qlen, 4);
+  for (int32_t &len : c.lens) len = std::min(len, 600);
+  const int32_t unit = one_in(2) ? 4 : 16;
+  for (int32_t *pad : {&c.slot_pad, &c.page_pad, &c.shift}) *pad *= unit;
+}
+
 TestCase random_case() {
   TestCase c;
   c.heads = one_in(6) ? between(60, 70) : between(1, 9);
@@ -36,7 +47,7 @@ TestCase random_case() {
     for (const int32_t len : c.lens) c.real_lens.push_back(std::max(len + between(-9, 4), 0));
   }
   c.q_dtype = *rc::gen::element(DType::bf16, DType::f16, DType::f32);
-  c.kv_dtype = *rc::gen::element(DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_e5m2);
+  c.kv_dtype = *rc::gen::element(DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_e5m2, DType::f8_ds_mla);
   if (one_in(2)) c.k_scale = *rc::gen::element(1.0f, 0.25f, 7.3f, 0x1p-10f);
   c.sm_scale = *rc::gen::element(0.125f, 0.3f, -0.2f, 0.0f);
   c.num_kv_splits = between(0, 9);
@@ -51,6 +62,7 @@ TestCase random_case() {
   c.heads_outer = one_in(3);
   c.shift = one_in(3) ? between(1, 3) : 0;
   c.seed = *rc::gen::arbitrary<uint32_t>();
+  if (rules::is_record(c.kv_dtype)) make_records(c);
   return c;
 }
 

@@ -96,6 +96,9 @@ class Replay(unittest.TestCase):
             result = self.json(self.file(TRACE), *SMALL, "--dtype", dtype, "--kv-dtype", kv_dtype, "--threads", "1")
             self.assertEqual(result["check"]["mismatches"], 0)
             self.assertEqual((result["options"]["dtype"], result["options"]["kv_dtype"]), (dtype, kv_dtype))
+        result = self.json(self.file(TRACE), *SMALL[4:], "--kv-dtype", "f8_ds_mla", "--threads", "1")
+        self.assertEqual(result["check"]["mismatches"], 0)
+        self.assertEqual(result["pool"]["bytes"] % 656, 0)
 
     def test_cut(self):
         trace = self.file(TRACE + "1e9,5,5\n")

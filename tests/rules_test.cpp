@@ -305,6 +305,8 @@ TEST(ConfigTable, GpuRowsFitByRowsTypesAndPages) {
 TEST(ConfigTable, ClassesOfTypesAndPages) {
   EXPECT_EQ(type_class(DType::bf16, DType::bf16), TypeClass::same_16_bit);
   EXPECT_EQ(type_class(DType::f16, DType::f8_e5m2), TypeClass::fp8_cache);
+  EXPECT_EQ(type_class(DType::f16, DType::f8_ds_mla), TypeClass::record_cache);
+  EXPECT_EQ(type_class(DType::f32, DType::f8_ds_mla), TypeClass::other);
   EXPECT_EQ(type_class(DType::f16, DType::bf16), TypeClass::other);
   EXPECT_EQ(type_class(DType::bf16, DType::f32), TypeClass::other);
   EXPECT_EQ(type_class(DType::f32, DType::f8_e4m3), TypeClass::other);

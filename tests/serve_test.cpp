@@ -214,10 +214,11 @@ TEST(Serve, GivesTheSameBitsForTheSameSeed) {
 
 TEST(Serve, TakesEveryTypeOfCache) {
   for (DType q : {DType::bf16, DType::f16, DType::f32}) {
-    for (DType kv : {DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_e5m2}) {
+    for (DType kv : {DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_e5m2, DType::f8_ds_mla}) {
       ServeOptions o = small();
       o.shape.q_dtype = q;
       o.shape.kv_dtype = kv;
+      if (rules::is_record(kv)) o.shape.qk_dim = rules::kRecordWidth, o.shape.v_dim = rules::kRecordScaled;
       const Totals t = serve(o, kTrace, &mlaverify_decode_attention_fwd_verify);
       EXPECT_TRUE(t.mismatches.empty()) << static_cast<int>(q) << " " << static_cast<int>(kv) << " " << t.mismatches[0].why;
     }

@@ -96,7 +96,7 @@ TEST(TuneFile, Rows) {
   expect_fault(changed("rows=17..64", "rows=1..2147483648"), "f:7: rows: got '1..2147483648'" + rows);
   expect_fault(changed("rows=17..64", "17..64"), "f:7: rows: got '17..64'" + rows);
   expect_fault(changed("types=same_16_bit", "types=int8"),
-               "f:7: types: got 'int8', must be types=any, same_16_bit, fp8_cache or other");
+               "f:7: types: got 'int8', must be types=any, same_16_bit, fp8_cache, record_cache or other");
   expect_fault(changed("pages=boxes", "pages=64"), "f:7: pages: got '64', must be pages=any, boxes or gathered");
   expect_fault(changed("kernel=hopper", "kernel=hopper2"),
                "f:7: kernel: got 'hopper2', must be kernel=hopper, hopper_fp8_64, hopper_fp8_32, hopper_fp8_16, portable_64, "

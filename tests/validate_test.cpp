@@ -111,9 +111,11 @@ TEST(Validate, Ranks) {
 TEST(Validate, Dtypes) {
   expect_refused({
       {[](Args &a) { a.q.dtype = MLAVERIFY_F8_E4M3; }, "q: got f8_e4m3, must be one of f32, f16, bf16"},
-      {[](Args &a) { a.kv_cache.dtype = MLAVERIFY_F8_DS_MLA; },
-       "kv_cache: got f8_ds_mla, must be one of f32, f16, bf16, f8_e4m3, f8_e5m2"},
-      {[](Args &a) { a.kv_cache.dtype = -1; }, "kv_cache: got dtype -1, must be one of f32, f16, bf16, f8_e4m3, f8_e5m2"},
+      {[](Args &a) { a.q.dtype = MLAVERIFY_F8_DS_MLA; }, "q: got f8_ds_mla, must be one of f32, f16, bf16"},
+      {[](Args &a) { a.kv_cache.dtype = MLAVERIFY_I32; },
+       "kv_cache: got i32, must be one of f32, f16, bf16, f8_e4m3, f8_e5m2, f8_ds_mla"},
+      {[](Args &a) { a.kv_cache.dtype = -1; },
+       "kv_cache: got dtype -1, must be one of f32, f16, bf16, f8_e4m3, f8_e5m2, f8_ds_mla"},
       {[](Args &a) { a.out.dtype = MLAVERIFY_F32; }, "out: got f32, must be that of q, bf16"},
       {[](Args &a) { a.lse.dtype = MLAVERIFY_F16; }, "lse: got f16, must be one of f32"},
       {[](Args &a) { a.block_table.dtype = 7; }, "block_table: got dtype 7, must be one of i32"},
@@ -200,6 +202,37 @@ TEST(Validate, DevicesAndReservedFields) {
        "q_indptr: is reserved for query counts per request, which no backend supports yet; must be absent",
        MLAVERIFY_ERR_UNSUPPORTED},
   });
+}
+
+// A cache of records: 9 pages of 4 tokens.
+TEST(Validate, Records) {
+  TestCase c = small_case();
+  c.kv_dtype = DType::f8_ds_mla;
+  c.lk = 576;
+  c.lv = 512;
+  TestCall call(c);
+  for (const Refusal &r : std::vector<Refusal>{
+           {[](Args &a) { a.kv_cache.shape[3] = 576; },
+            "kv_cache: got bytes of a key (last dimension) 576, must be 656 with f8_ds_mla"},
+           {[](Args &a) { a.kv_cache.shape[3] = 660; },
+            "kv_cache: got bytes of a key (last dimension) 660, must be 656 with f8_ds_mla"},
+           {[](Args &a) { a.q.shape[2] = 512; }, "q: got Lk = 512, must be 576 with an f8_ds_mla cache"},
+           {[](Args &a) { a.v_head_dim = 256; }, "v_head_dim: got 256, must be 512 with an f8_ds_mla cache"},
+           {[](Args &a) { a.kv_cache.data = static_cast<char *>(a.kv_cache.data) + 2; },
+            "kv_cache: got an address that is not aligned to the f32 scales of its records, 4 bytes"},
+           {[](Args &a) { a.kv_cache.strides[1] = 658; },
+            "kv_cache: got strides [2624, 658, 656, 1], those of pages and tokens must be multiples of 4 bytes with f8_ds_mla"},
+           {[](Args &a) { a.kv_cache.strides[0] += 1; },
+            "kv_cache: got strides [2625, 656, 656, 1], those of pages and tokens must be multiples of 4 bytes with f8_ds_mla"},
+           {[](Args &a) {
+              set(a.kv_cache, {36, 1, 656}), a.kv_cache.strides[0] = 657, a.kv_cache.strides[2] = 1;
+            },
+            "kv_cache: got strides [657, 656, 1], those of pages and tokens must be multiples of 4 bytes with f8_ds_mla"},
+           {[](Args &a) { a.kv_cache.strides[3] = 2; },
+            "kv_cache: got strides [2624, 656, 656, 2], the last dimension must be contiguous (stride 1)"},
+       }) {
+    expect_refused(call, r);
+  }
 }
 
 TEST(Validate, Pointers) {

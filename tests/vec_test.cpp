@@ -183,6 +183,22 @@ TEST_F(Bf16Test, ConvertsEveryFp8Code) {
   }
 }
 
+// Every e4m3 number times scales of all kinds, as the values of records.
+TEST_F(Bf16Test, ScalesAndRounds) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float scale : {1.0f, 0.25f, 7.3f, 0x1p-10f, 0.0123f, -2.7f, 0.0f, 0x1p119f, inf, -inf, std::nanf("")}) {
+    for (uint32_t first = 0; first < 256; first += 32) {
+      uint16_t codes[32], got[32];
+      for (uint32_t i = 0; i < 32; ++i) codes[i] = rules::float_to_bf16(rules::e4m3_to_float(static_cast<uint8_t>(first + i)));
+      b.scaled(codes, scale, got);
+      for (uint32_t i = 0; i < 32; ++i) {
+        const float want = rules::bf16_to_float(rules::float_to_bf16(rules::bf16_to_float(codes[i]) * scale));
+        expect_same(rules::bf16_to_float(got[i]), want, first + i);
+      }
+    }
+  }
+}
+
 TEST_F(Bf16Test, PairsNumbersInTheSamePlace) {
   uint16_t x[32], y[32], first[32], last[32];
   for (uint16_t i = 0; i < 32; ++i) {

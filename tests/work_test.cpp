@@ -76,8 +76,10 @@ TEST(Ceilings, AreThoseOfBf16ProductsWhereTheyComputeAShape) {
   Shape shape;  // bf16, 576 and 512
   EXPECT_EQ(ceilings_of(shape, machine).flops_per_second, 100);
   EXPECT_EQ(ceilings_of(shape, {1, 10}).flops_per_second, 10);
-  shape.kv_dtype = DType::f8_e5m2;
-  EXPECT_EQ(ceilings_of(shape, machine).flops_per_second, 100);
+  for (const DType kv : {DType::f8_e5m2, DType::f8_ds_mla}) {
+    shape.kv_dtype = kv;
+    EXPECT_EQ(ceilings_of(shape, machine).flops_per_second, 100);
+  }
   for (const int32_t narrow : {504, 32}) {
     shape.v_dim = narrow;
     EXPECT_EQ(ceilings_of(shape, machine).flops_per_second, 10);

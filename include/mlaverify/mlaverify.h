@@ -62,13 +62,17 @@ typedef int32_t mlaverify_dtype;
 #define MLAVERIFY_F8_E4M3 3 /* the finite-only variant (E4M3FN): no infinities, 0x7f and 0xff are NaN */
 #define MLAVERIFY_F8_E5M2 4
 #define MLAVERIFY_I32 5
-#define MLAVERIFY_F8_DS_MLA 6 /* reserved: 656-byte records */
+/* A record of 656 bytes a token (vLLM's fp8_ds_mla, of DeepSeek V3.2): bytes 0 ... 511 are 512 e4m3 numbers, 512 ... 527 four f32 scales, of
+ * which number g multiplies numbers 128 g ... 128 g + 127 (in f32), 528 ... 655 the last 64 numbers of a key in bf16. Lk is 576, Lv 512. Only
+ * kv_cache has this type, and it is then a tensor of bytes: its last dimension is 656, and its strides count bytes. */
+#define MLAVERIFY_F8_DS_MLA 6
 
 typedef int32_t mlaverify_device; /* -1: host memory; n >= 0: CUDA device n */
 #define MLAVERIFY_HOST (-1)
 
 /* A view of the caller's memory. Strides are in elements and may be any that do not make elements of an output overlap.
- * Data must be aligned to its element size. */
+ * Data must be aligned to its element size; of MLAVERIFY_F8_DS_MLA, data and strides must be multiples of 4 bytes (of 16, to be fast on a
+ * GPU). */
 typedef struct mlaverify_tensor {
   void *data; /* NULL: absent (optional arguments), or a tensor without elements */
   mlaverify_dtype dtype;
@@ -104,16 +108,18 @@ typedef void (*mlaverify_parallel_for)(void *context, int32_t count, void (*task
 typedef struct mlaverify_verify_args {
   size_t size; /* sizeof(mlaverify_verify_args) */
 
-  mlaverify_tensor q;             /* [B*qlen, H, Lk] f32, f16, bf16; last dim contiguous, other strides free */
-  mlaverify_tensor kv_cache;      /* [num_pages, page_size, 1, Lk] or [num_pages*page_size, 1, Lk] f32, f16, bf16, f8; last dim
-                                     contiguous, other strides free */
-  mlaverify_tensor out;           /* [B*qlen, H, Lv], dtype of q; last dim contiguous, other strides free */
-  mlaverify_tensor lse;           /* [B*qlen, H] f32, strides free; natural logarithm */
+  mlaverify_tensor q; /* [B*qlen, H, Lk] f32, f16, bf16; last dim contiguous, other strides free */
+  mlaverify_tensor
+      kv_cache;         /* [num_pages, page_size, 1, Lk] or [num_pages*page_size, 1, Lk] f32, f16, bf16, f8_e4m3, f8_e5m2; or
+                                     f8_ds_mla with 656 in place of Lk; last dim contiguous, other strides free */
+  mlaverify_tensor out; /* [B*qlen, H, Lv], dtype of q; last dim contiguous, other strides free */
+  mlaverify_tensor lse; /* [B*qlen, H] f32, strides free; natural logarithm */
   mlaverify_tensor block_table;   /* [B, max_pages] i32; last dim contiguous, row stride free */
   mlaverify_tensor seq_lens;      /* [B] i32, contiguous: keys of each request, the qlen new tokens included */
   mlaverify_tensor real_seq_lens; /* [B] i32, contiguous, optional: true lengths where seq_lens is padded */
-  mlaverify_tensor k_scale;       /* one f32 ([] or [1]), optional (1): multiplies an FP8 cache; ignored with other types */
-  mlaverify_tensor q_indptr;      /* reserved for per-request query counts: must be absent */
+  mlaverify_tensor k_scale;  /* one f32 ([] or [1]), optional (1): multiplies an f8_e4m3 or f8_e5m2 cache; ignored with other
+                                     types, f8_ds_mla among them, which has scales of its own */
+  mlaverify_tensor q_indptr; /* reserved for per-request query counts: must be absent */
 
   int32_t v_head_dim;    /* Lv */
   int32_t qlen;          /* query tokens per request, >= 1 */

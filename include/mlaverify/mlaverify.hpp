@@ -29,6 +29,10 @@ struct f8_e4m3 {
 struct f8_e5m2 {
   uint8_t bits;
 };
+// One of the 656 bytes of a record: a cache of records is viewed as [..., 656] of these.
+struct f8_ds_mla {
+  uint8_t bits;
+};
 
 // The library's dtype number of an element type.
 template <class T>
@@ -39,9 +43,10 @@ constexpr mlaverify_dtype dtype_of() {
   if constexpr (std::is_same_v<U, bf16>) return MLAVERIFY_BF16;
   if constexpr (std::is_same_v<U, f8_e4m3>) return MLAVERIFY_F8_E4M3;
   if constexpr (std::is_same_v<U, f8_e5m2>) return MLAVERIFY_F8_E5M2;
+  if constexpr (std::is_same_v<U, f8_ds_mla>) return MLAVERIFY_F8_DS_MLA;
   if constexpr (std::is_same_v<U, int32_t>) return MLAVERIFY_I32;
   static_assert(std::is_same_v<U, float> || std::is_same_v<U, f16> || std::is_same_v<U, bf16> || std::is_same_v<U, f8_e4m3> ||
-                    std::is_same_v<U, f8_e5m2> || std::is_same_v<U, int32_t>,
+                    std::is_same_v<U, f8_e5m2> || std::is_same_v<U, f8_ds_mla> || std::is_same_v<U, int32_t>,
                 "no tensor has this element type");
 }
 

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "rules/number.h"
+#include "rules/row.h"
 
 namespace mlaverify {
 namespace {
@@ -55,7 +56,7 @@ int64_t num_elements(const Tensor &t) {
 
 constexpr uint32_t bit(mlaverify_dtype t) { return 1u << t; }
 constexpr uint32_t kFloats = bit(MLAVERIFY_F32) | bit(MLAVERIFY_F16) | bit(MLAVERIFY_BF16);
-constexpr uint32_t kCacheTypes = kFloats | bit(MLAVERIFY_F8_E4M3) | bit(MLAVERIFY_F8_E5M2);
+constexpr uint32_t kCacheTypes = kFloats | bit(MLAVERIFY_F8_E4M3) | bit(MLAVERIFY_F8_E5M2) | bit(MLAVERIFY_F8_DS_MLA);
 
 struct TensorRule {
   const char *name;
@@ -164,6 +165,7 @@ int64_t kv_slots(const Args &a) {
 int64_t latent_heads(const Args &a) { return a.kv_cache.shape[a.kv_cache.ndim - 2]; }
 int64_t kv_width(const Args &a) { return a.kv_cache.shape[a.kv_cache.ndim - 1]; }
 int64_t batch(const Args &a) { return a.q.shape[0] / a.qlen; }
+bool has_records(const Args &a) { return rules::is_record(static_cast<DType>(a.kv_cache.dtype)); }
 
 std::string want_shape(const Tensor &t, std::initializer_list<int64_t> want, const char *meaning) {
   for (int32_t i = 0; i < t.ndim; ++i) {
@@ -227,7 +229,38 @@ constexpr CallRule kRelations[] = {
      }},
     {"kv_cache",
      [](const Args &a) {
-       return kv_width(a) == a.q.shape[2] ? "" : got(kv_width(a), "that of q, " + std::to_string(a.q.shape[2]), "Lk = ");
+       return has_records(a) || kv_width(a) == a.q.shape[2]
+                  ? ""
+                  : got(kv_width(a), "that of q, " + std::to_string(a.q.shape[2]), "Lk = ");
+     }},
+    {"kv_cache",
+     [](const Args &a) {
+       return !has_records(a) || kv_width(a) == rules::kRecordBytes
+                  ? ""
+                  : got(kv_width(a), std::to_string(rules::kRecordBytes) + " with f8_ds_mla",
+                        "bytes of a key (last dimension) ");
+     }},
+    {"q",
+     [](const Args &a) {
+       return !has_records(a) || a.q.shape[2] == rules::kRecordWidth
+                  ? ""
+                  : got(a.q.shape[2], std::to_string(rules::kRecordWidth) + " with an f8_ds_mla cache", "Lk = ");
+     }},
+    {"v_head_dim",
+     [](const Args &a) {
+       return !has_records(a) || a.v_head_dim == rules::kRecordScaled
+                  ? ""
+                  : got(a.v_head_dim, std::to_string(rules::kRecordScaled) + " with an f8_ds_mla cache");
+     }},
+    {"kv_cache",
+     [](const Args &a) {
+       const auto alignment = rules::row_alignment(static_cast<DType>(a.kv_cache.dtype));
+       const auto aligned = [&](int32_t i) { return a.kv_cache.shape[i] <= 1 || a.kv_cache.strides[i] % alignment == 0; };
+       return !has_records(a) || (aligned(0) && (a.kv_cache.ndim == 3 || aligned(1)))
+                  ? ""
+                  : "got strides " + dims(a.kv_cache.strides, a.kv_cache.ndim) +
+                        ", those of pages and tokens must be multiples of " + std::to_string(alignment) +
+                        " bytes with f8_ds_mla";
      }},
     {"kv_cache",
      [](const Args &a) {
@@ -268,9 +301,11 @@ constexpr CallRule kRelations[] = {
 std::string check_data(const Tensor &t) {
   if (num_elements(t) == 0) return "";
   if (t.data == nullptr) return "got a null pointer for shape " + shape_text(t);
-  const auto align = static_cast<uintptr_t>(rules::dtype_bytes(static_cast<DType>(t.dtype)));
+  const auto dtype = static_cast<DType>(t.dtype);
+  const auto align = static_cast<uintptr_t>(rules::row_alignment(dtype));
   if (reinterpret_cast<uintptr_t>(t.data) % align != 0) {
-    return "got an address that is not aligned to its element size, " + std::to_string(align) + " bytes";
+    const std::string what = rules::is_record(dtype) ? "the f32 scales of its records" : "its element size";
+    return "got an address that is not aligned to " + what + ", " + std::to_string(align) + " bytes";
   }
   return "";
 }

@@ -10,6 +10,8 @@
 // Tiles of keys are larger here than in kernel.h, since a product is so quick that moving accumulators to and from the registers would take
 // as long; not a whole chunk, so that the values, packed, and the keys to come share half of a 2 MB L2 cache.
 //
+// The scales of records multiply what is summed over the columns of a group, and the values as they are packed.
+//
 // Every sum runs over groups of 32 columns or keys, in order. A key that a row does not see takes part with weight 0 and a finite value
 // (multiply_rows_apart), which changes at most the sign of a sum that is 0. Denormals are taken for zero, in operands and results.
 #pragma once
@@ -59,6 +61,7 @@ struct KeyTile {
 struct KeyTiles {
   const char *row[kKeys];  // a group is complete: behind the keys that there are come zeros
   KeyTile tile[kKeys / kSide];
+  float scale[rules::kRecordGroups][kKeys];  // of records
 };
 
 // Keys [begin, end) of a request. What is not bf16, or does not lie in equal distances, is copied.
@@ -74,11 +77,14 @@ inline void make_key_tiles(const Problem &p, const Scratch &s, const rules::CpuT
     here.kv += first * l.kv_bf16_ld;
     make_bf16_keys(p, here, l, &found);
     std::memcpy(made->row + first, found.row, sizeof(char *) * static_cast<std::size_t>(found.count));
+    for (int32_t g = 0; rules::is_record(p.kv_dtype) && g < rules::kRecordGroups; ++g)
+      std::memcpy(made->scale[g] + first, found.scale[g], sizeof(float) * static_cast<std::size_t>(found.count));
   }
   const int32_t end = rules::round_up(count, kGroup);
   for (int32_t k = count; k < end; ++k) {
     std::memset(copy(k), 0, bytes);
     made->row[k] = copy(k);
+    for (auto &scale : made->scale) scale[k] = 0;
   }
   for (int32_t first = 0; first < end; first += kSide) {
     const char **const row = made->row + first;
@@ -95,9 +101,11 @@ inline void make_key_tiles(const Problem &p, const Scratch &s, const rules::CpuT
   }
 }
 
-// Scores of a group with the rows of a block, or with `two` of it and the next. step() is called for each group of columns.
+// Sums over groups [begin, end) of columns, of 32 keys with the rows of a block, or with `two` of it and the next: to [32 keys, 16 rows], and to
+// `next`. step() is called for each group of columns.
 template <bool two, class Step>
-inline void score_tiles(const Tiles &t, const KeyTile *keys, int32_t group, int32_t block, Step step) {
+inline void score_tiles(const Tiles &t, const KeyTile *keys, int32_t block, int32_t begin, int32_t end, float *to, float *next,
+                        Step step) {
   const uint32_t *const q = t.queries(block), *const next_q = t.queries(block + 1);
   finish_writes();
   _tile_zero(0);
@@ -106,7 +114,7 @@ inline void score_tiles(const Tiles &t, const KeyTile *keys, int32_t group, int3
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int32_t d = 0; d < t.steps; ++d) {
+  for (int32_t d = begin; d < end; ++d) {
     step();
     _tile_loadd(4, keys[0].first + d * 64, keys[0].stride);
     _tile_loadd(6, q + d * kTile, 64);
@@ -119,14 +127,46 @@ inline void score_tiles(const Tiles &t, const KeyTile *keys, int32_t group, int3
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  float *const to = t.scores(block) + group * 2 * kTile;  // keys [32, 16]
   _tile_stored(0, to, 64);
   _tile_stored(1, to + kTile, 64);
   if constexpr (two) {
-    float *const next = t.scores(block + 1) + group * 2 * kTile;
     _tile_stored(2, next, 64);
     _tile_stored(3, next + kTile, 64);
   }
+}
+
+// Scores of a group of keys with the rows of a block, or with `two` of it and the next.
+template <bool two, class Step>
+inline void score_group(const Tiles &t, const KeyTiles &keys, bool records, int32_t group, int32_t block, Step step) {
+  const KeyTile *const tiles = keys.tile + 2 * group;
+  float *const to = t.scores(block) + group * 2 * kTile, *const next = t.scores(block + 1) + group * 2 * kTile;
+  if (!records) return score_tiles<two>(t, tiles, block, 0, t.steps, to, next, step);
+  constexpr int32_t columns = rules::kRecordGroup / kGroup;
+  score_tiles<two>(t, tiles, block, columns * rules::kRecordGroups, t.steps, to, next, step);
+  alignas(64) float part[2][2 * kTile];
+  for (int32_t g = 0; g < rules::kRecordGroups; ++g) {
+    score_tiles<two>(t, tiles, block, g * columns, (g + 1) * columns, part[0], part[1], step);
+    finish_writes();
+    for (int32_t k = 0; k < kGroup; ++k) {
+      const Vec scale = Vec::broadcast(keys.scale[g][group * kGroup + k]);
+      const auto add = [&](float *sum, const float *x) {
+        fma(Vec::load(x + k * kSide), scale, Vec::load(sum + k * kSide)).store(sum + k * kSide);
+      };
+      add(to, part[0]);
+      if constexpr (two) add(next, part[1]);
+    }
+  }
+}
+
+// Packs the values of a group of keys.
+inline void pack_group(const Tiles &t, const KeyTiles &keys, bool records, int32_t group) {
+  const char *const *const row = keys.row + group * kGroup;
+  const auto number = [row](int32_t k, int32_t c) { return Bf16Pairs::load(reinterpret_cast<const uint16_t *>(row[k]) + c); };
+  if (!records) return pack_values(number, t.value_groups * kGroup, t.values(group));
+  const auto scaled = [&](int32_t k, int32_t c) {
+    return Vec::scaled(number(k, c), Vec::broadcast(keys.scale[c / rules::kRecordGroup][group * kGroup + k]));
+  };
+  pack_values(scaled, t.value_groups * kGroup, t.values(group));
 }
 
 // Online softmax of 16 rows over a tile of keys: scores [keys, 16] become weights, tiles [16, 32]. visible[i]: keys that row i sees, the first
@@ -326,9 +366,10 @@ void key_tile(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &
 
   // The next tile comes to the cache meanwhile, one half during each product; behind the last one, the first of the chunk that mostly follows.
   KeysAhead ahead(p, tile.request, {keys.end, rules::min<int64_t>(keys.end + kKeys, tile.keys)});
+  const bool records = rules::is_record(p.kv_dtype);
   KeyTiles tiles;
   make_key_tiles(p, s, l, tile.request, keys, &tiles);
-  for (int32_t g = 0; g < t.groups; ++g) pack_values(tiles.row + g * kGroup, p.v_dim, t.values(g));
+  for (int32_t g = 0; g < t.groups; ++g) pack_group(t, tiles, records, g);
   bool finite = true;  // the values that some row does not see
   for (int32_t k = visible[0]; k < count; ++k) finite = finite && all_finite(tiles.row[k], p.v_dim);
   // A pair of blocks of queries stays in the L1 cache, and all keys go by.
@@ -337,9 +378,9 @@ void key_tile(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &
   for (int32_t b = 0; b < t.blocks; b += 2) {
     for (int32_t g = 0; g < t.groups; ++g) {
       if (b + 1 < t.blocks) {
-        score_tiles<true>(t, tiles.tile + 2 * g, g, b, step);
+        score_group<true>(t, tiles, records, g, b, step);
       } else {
-        score_tiles<false>(t, tiles.tile + 2 * g, g, b, step);
+        score_group<false>(t, tiles, records, g, b, step);
       }
     }
   }

@@ -22,14 +22,13 @@ inline void pack_rows(const uint16_t *const (&row)[kSide], int32_t width, uint32
   }
 }
 
-// 32 keys of `width` values as B: two tiles for each 32 columns.
-inline void pack_values(const char *const *keys, int32_t width, uint32_t *to) {
+// 32 keys of `width` values as B: two tiles for each 32 columns. values(k, column): 32 numbers of key k.
+template <class Values>
+inline void pack_values(Values values, int32_t width, uint32_t *to) {
   for (int32_t k = 0; k < kGroup; k += 2) {
-    const auto *const x = reinterpret_cast<const uint16_t *>(keys[k]), *const y =
-                                                                           reinterpret_cast<const uint16_t *>(keys[k + 1]);
     uint32_t *pairs = to + k / 2 * kSide;
     for (int32_t c = 0; c < width; c += kGroup, pairs += 2 * kTile) {
-      const Bf16Pairs a = Bf16Pairs::load(x + c), b = Bf16Pairs::load(y + c);
+      const Bf16Pairs a = values(k, c), b = values(k + 1, c);
       _mm512_storeu_si512(pairs, first_pairs(a, b).v);
       _mm512_storeu_si512(pairs + kTile, last_pairs(a, b).v);
     }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/elements.h"
+#include "rules/row.h"
 
 namespace mlaverify::cpu {
 namespace {
@@ -52,6 +53,7 @@ struct Bf16Products {
 struct KeyRows {
   int32_t count;
   const char *row[kTileKeys];
+  float scale[rules::kRecordGroups][kTileKeys];  // of records that are bf16 numbers now, without their scales
 };
 
 // The rows of a key tile, as the second product loads them: converted kValueColumns at a time, or as they lie in the cache.
@@ -70,10 +72,24 @@ struct CachedKeys {
 template <class V>
 struct Bf16Keys {
   using Products = Bf16Products<V>;
+  static constexpr bool has_scales = false;
   const char *const *row;
   typename V::Bf16Pairs at(int32_t key, int32_t column) const {
     return V::Bf16Pairs::load(reinterpret_cast<const uint16_t *>(row[key]) + column);
   }
+};
+// Of records: keys without the scales of their groups, and values with them.
+template <class V>
+struct RecordKeys : Bf16Keys<V> {
+  static constexpr bool has_scales = true;
+  const float (*scale)[kTileKeys];
+};
+template <class V>
+struct RecordValues {
+  using Products = Bf16Products<V>;
+  float *values;
+  uint16_t *row(int32_t key) const { return reinterpret_cast<uint16_t *>(values) + key * rules::kRecordScaled; }
+  typename V::Bf16Pairs at(int32_t key, int32_t column) const { return V::Bf16Pairs::load(row(key) + column); }
 };
 
 // scores[k][0 ... V vectors of rows) = columns [0, columns) of q . key k, or with `add` += that, for K converted keys: rows in the lanes, so
@@ -105,21 +121,38 @@ inline void score_block(const float *q, int32_t lanes, const float *kv, int32_t 
   });
 }
 
-// scores[r][k] = q[r] . key k of K from `first` on, for R rows, lanes along the width: products of pairs of bf16 numbers.
+// scores[r][k] = q[r] . key k of K from `first` on, for R rows, lanes along the width: products of pairs of bf16 numbers. The scale of a group
+// of a record multiplies the sum over the group.
 template <int R, int K, class Keys>
 inline void score_pairs(const float *q, int32_t q_ld, const Keys &keys, int32_t first, int32_t width, float *scores,
                         int32_t scores_ld) {
   using Products = typename Keys::Products;
   using Operand = typename Products::Operand;
   Vec c[R][K];
+  const auto add_columns = [&](int32_t d, int32_t end, Vec(&to)[R][K]) {
+    for (; d < end; d += Products::columns) {
+      Operand a[R];
+      each<R>([&](auto r) { a[r] = Products::query(q + r * q_ld, d); });
+      each<K>([&](auto k) {
+        const Operand b = in_register(keys.at(first + k, d));
+        each<R>([&](auto r) { to[r][k] = fma(a[r], b, to[r][k]); });
+      });
+    }
+  };
   each<R>([&](auto r) { each<K>([&](auto k) { c[r][k] = Vec::zero(); }); });
-  for (int32_t d = 0; d < width; d += Products::columns) {
-    Operand a[R];
-    each<R>([&](auto r) { a[r] = Products::query(q + r * q_ld, d); });
-    each<K>([&](auto k) {
-      const Operand b = in_register(keys.at(first + k, d));
-      each<R>([&](auto r) { c[r][k] = fma(a[r], b, c[r][k]); });
-    });
+  if constexpr (Keys::has_scales) {
+    add_columns(rules::kRecordScaled, width, c);
+    for (int32_t g = 0; g < rules::kRecordGroups; ++g) {
+      Vec part[R][K];
+      each<R>([&](auto r) { each<K>([&](auto k) { part[r][k] = Vec::zero(); }); });
+      add_columns(g * rules::kRecordGroup, (g + 1) * rules::kRecordGroup, part);
+      each<K>([&](auto k) {
+        const Vec scale = Vec::broadcast(keys.scale[g][first + k]);
+        each<R>([&](auto r) { c[r][k] = fma(part[r][k], scale, c[r][k]); });
+      });
+    }
+  } else {
+    add_columns(0, width, c);
   }
   each<R>([&](auto r) { sums(c[r], scores + r * scores_ld); });
 }

@@ -7,6 +7,7 @@
 
 #include "rules/config_table.h"
 #include "rules/problem.h"
+#include "rules/row.h"
 #include "rules/workspace.h"
 
 namespace mlaverify::cpu {
@@ -57,36 +58,62 @@ inline void convert_row(const T *from, int32_t n, float *to, Load load, Keep kee
   }
 }
 
-// Columns [d, d + n) of `count` rows as f32, to rows of ld numbers. If there are `squares`, those of a row are added to its vector there.
-template <class T, class Load>
-inline void convert(const char *const *rows, int32_t count, int32_t d, int32_t n, float *to, int32_t ld, float *squares,
-                    Load load) {
-  const auto from = [&](int32_t r) { return reinterpret_cast<const T *>(rows[r]) + d; };
+// n numbers from byte `at` on of `count` rows as f32, to rows of ld numbers. If there are `squares`, those of a row are added to its vector
+// there. load_of(row): what loads a vector of the row's numbers, as for convert_row().
+template <class T, class LoadOf>
+inline void convert(const char *const *rows, int32_t count, int32_t at, int32_t n, float *to, int32_t ld, float *squares,
+                    LoadOf load_of) {
+  const auto from = [&](int32_t r) { return reinterpret_cast<const T *>(rows[r] + at); };
   if (squares == nullptr) {
-    for (int32_t r = 0; r < count; ++r) convert_row(from(r), n, to + r * ld, load, [](Vec) {});
+    for (int32_t r = 0; r < count; ++r) convert_row(from(r), n, to + r * ld, load_of(rows[r]), [](Vec) {});
     return;
   }
   for (int32_t r = 0; r < count; ++r) {
     Vec sum = Vec::load(squares + r * Vec::width);
-    convert_row(from(r), n, to + r * ld, load, [&](Vec x) { sum = fma(x, x, sum); });
+    convert_row(from(r), n, to + r * ld, load_of(rows[r]), [&](Vec x) { sum = fma(x, x, sum); });
     sum.store(squares + r * Vec::width);
   }
 }
 
+// The byte at which number d of a part lies.
+inline int32_t place_of(const rules::RowPart &part, int32_t d) {
+  return part.at + (d - part.begin) * rules::dtype_bytes(part.dtype);
+}
+
+// The same of numbers [d, d + n), which are in one part of their rows.
+inline void convert(const rules::RowPart &part, const char *const *rows, int32_t count, int32_t d, int32_t n, float *to,
+                    int32_t ld, float *squares) {
+  const auto f32 = [](const char *) { return [](auto... x) { return Vec::load(x...); }; };
+  const auto f16 = [](const char *) { return [](auto... x) { return Vec::load_f16(x...); }; };
+  const auto bf16 = [](const char *) { return [](auto... x) { return Vec::load_bf16(x...); }; };
+  const auto e4m3 = [](const char *) { return [](auto... x) { return Vec::load_e4m3(x...); }; };
+  const auto e5m2 = [](const char *) { return [](auto... x) { return Vec::load_e5m2(x...); }; };
+  const auto scaled = [&](const char *row) {
+    return [scale = Vec::broadcast(rules::record_scales(row)[part.group])](auto... x) { return Vec::load_e4m3(x...) * scale; };
+  };
+  const int32_t at = place_of(part, d);
+  switch (part.dtype) {
+    case DType::f32: return convert<float>(rows, count, at, n, to, ld, squares, f32);
+    case DType::f16: return convert<uint16_t>(rows, count, at, n, to, ld, squares, f16);
+    case DType::bf16: return convert<uint16_t>(rows, count, at, n, to, ld, squares, bf16);
+    case DType::f8_e4m3:
+      if (part.group >= 0) return convert<uint8_t>(rows, count, at, n, to, ld, squares, scaled);
+      return convert<uint8_t>(rows, count, at, n, to, ld, squares, e4m3);
+    case DType::f8_e5m2: return convert<uint8_t>(rows, count, at, n, to, ld, squares, e5m2);
+    case DType::i32:
+    case DType::f8_ds_mla: return;  // not the type of a part
+  }
+}
+
+// The same of any numbers of rows of type `t`.
 inline void convert(DType t, const char *const *rows, int32_t count, int32_t d, int32_t n, float *to, int32_t ld,
                     float *squares) {
-  const auto f32 = [](auto... x) { return Vec::load(x...); };
-  const auto f16 = [](auto... x) { return Vec::load_f16(x...); };
-  const auto bf16 = [](auto... x) { return Vec::load_bf16(x...); };
-  const auto e4m3 = [](auto... x) { return Vec::load_e4m3(x...); };
-  const auto e5m2 = [](auto... x) { return Vec::load_e5m2(x...); };
-  switch (t) {
-    case DType::f32: return convert<float>(rows, count, d, n, to, ld, squares, f32);
-    case DType::f16: return convert<uint16_t>(rows, count, d, n, to, ld, squares, f16);
-    case DType::bf16: return convert<uint16_t>(rows, count, d, n, to, ld, squares, bf16);
-    case DType::f8_e4m3: return convert<uint8_t>(rows, count, d, n, to, ld, squares, e4m3);
-    case DType::f8_e5m2: return convert<uint8_t>(rows, count, d, n, to, ld, squares, e5m2);
-    case DType::i32: return;  // not a cache type: refused by validate()
+  for (const int32_t end = d + n; d < end;) {
+    const rules::RowPart part = rules::row_part(t, end, d);
+    const int32_t here = rules::min(part.end, end) - d;
+    convert(part, rows, count, d, here, to, ld, squares);
+    d += here;
+    to += here;
   }
 }
 

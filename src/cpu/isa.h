@@ -31,7 +31,7 @@ struct Scratch {
   float *squares;     // [block_n, numbers of a vector]; f32 queries only
   float *key_scores;  // [block_n, rows in whole vectors]; not bf16 products
   float *scores;      // [rows, scores_ld]; or tiles
-  float *values;      // tiles; bf16 products only
+  float *values;      // bf16 products only: tiles; or of records bf16 [block_n, Lv]
 };
 
 struct Isa {

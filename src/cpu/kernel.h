@@ -11,7 +11,8 @@
 //     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
 //     acc += weights kv[:, :Lv], rows x vectors in registers; keys are converted a block of columns at a time again, or as they are
 //       loaded where that is cheap beside the products: the same bits
-//   Where products take pairs of bf16 numbers (multiplies_bf16), only FP8 is converted, to these, and scores are rows x keys from the start.
+//   Where products take pairs of bf16 numbers (multiplies_bf16), only FP8 and records are converted, to these, and scores are rows x keys from
+//   the start. The scales of records multiply sums over the columns of a group, and the values, which are rounded then.
 // Only keys that a row sees enter its softmax and its sum, so what it does not see may hold anything. Every sum runs in an
 // order that depends on the key's or column's position alone: no bit depends on the other rows of the tile or on where a block
 // ends.
@@ -28,6 +29,7 @@
 #include "rules/number.h"
 #include "rules/paging.h"
 #include "rules/products.h"
+#include "rules/row.h"
 
 namespace mlaverify::cpu {
 namespace {
@@ -35,13 +37,13 @@ namespace {
 // ---- One key tile -----------------------------------------------------------------------------------------------------
 
 inline void find_keys(const Problem &p, int32_t request, rules::KeyRange keys, KeyRows *found) {
-  const int64_t size = rules::dtype_bytes(p.kv_dtype), step = p.kv_slot_stride * size;
+  const int64_t step = p.kv_slot_stride * rules::dtype_bytes(p.kv_dtype);
   found->count = 0;
   rules::Slot slot = rules::slot_of(keys.begin, p.page_size);
   for (int64_t key = keys.begin; key < keys.end;) {
     const int64_t run = rules::min<int64_t>(p.page_size - slot.offset, keys.end - key);
-    const int64_t at = rules::kv_offset(p, rules::page_id(p, request, slot.entry), slot.offset) * size;
-    for (int64_t i = 0; i < run; ++i, ++key) found->row[found->count++] = static_cast<const char *>(p.kv) + at + i * step;
+    const char *const first = rules::row_at(p, rules::kv_offset(p, rules::page_id(p, request, slot.entry), slot.offset));
+    for (int64_t i = 0; i < run; ++i, ++key) found->row[found->count++] = first + i * step;
     slot = {slot.entry + 1, 0};
   }
   for (int32_t k = found->count; k > 0 && k < kTileKeys; ++k) found->row[k] = found->row[k - 1];
@@ -49,7 +51,7 @@ inline void find_keys(const Problem &p, int32_t request, rules::KeyRange keys, K
 
 // Asks for keys begin ... end - 1 of a tile, as far as it has them, to be brought to the L2 cache.
 inline void prefetch_keys(const Problem &p, const KeyRows &keys, int32_t begin, int32_t end) {
-  const int64_t bytes = int64_t{p.qk_dim} * rules::dtype_bytes(p.kv_dtype);
+  const int64_t bytes = rules::row_bytes(p.kv_dtype, p.qk_dim);
   for (int32_t k = begin; k < rules::min(end, keys.count); ++k) {
     const char *row = keys.row[k];
     asm volatile("" ::"r"(row));  // g++ takes a function that only prefetches for one that does nothing
@@ -61,22 +63,44 @@ inline void prefetch_keys(const Problem &p, const KeyRows &keys, int32_t begin, 
 // Whether products take pairs of bf16 numbers.
 inline bool multiplies_bf16(const Problem &p) { return Vec::multiplies_bf16 && rules::bf16_products(p); }
 
-// Converts the keys of a tile that such products cannot take as they are, FP8, to bf16; `keys` then says where they lie.
+// The numbers of record k of a tile as bf16, without their scales, which go to keys->scale. Those beyond kRecordMostScale multiply the numbers
+// here, and are 1 then.
+template <class V>
+inline void record_to_bf16(const char *row, int32_t k, uint16_t *to, KeyRows *keys) {
+  V::fp8_to_bf16(DType::f8_e4m3, row, rules::kRecordScaled, to);
+  std::memcpy(to + rules::kRecordScaled, row + rules::kRecordTailAt, rules::kRecordBytes - rules::kRecordTailAt);
+  for (int32_t g = 0; g < rules::kRecordGroups; ++g) {
+    const float scale = rules::record_scales(row)[g];
+    const bool usual = std::abs(scale) <= rules::kRecordMostScale;
+    uint16_t *const numbers = to + g * rules::kRecordGroup;
+    for (int32_t i = 0; !usual && i < rules::kRecordGroup; ++i)
+      numbers[i] = rules::float_to_bf16(rules::bf16_to_float(numbers[i]) * scale);
+    keys->scale[g][k] = usual ? scale : 1.0f;
+  }
+}
+
+// Converts the keys of a tile that such products cannot take as they are, FP8 and records, to bf16; `keys` then says where they lie.
 // (V: not every Vec has what is behind its constants.)
 template <class V = Vec>
 inline void make_bf16_keys(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, KeyRows *keys) {
   if constexpr (V::multiplies_bf16) {
-    for (int32_t k = 0; rules::is_fp8(p.kv_dtype) && k < keys->count; ++k) {
+    const bool records = rules::is_record(p.kv_dtype);
+    for (int32_t k = 0; (records || rules::is_fp8(p.kv_dtype)) && k < keys->count; ++k) {
       float *const to = s.kv + k * l.kv_bf16_ld;
-      V::fp8_to_bf16(p.kv_dtype, keys->row[k], p.qk_dim, reinterpret_cast<uint16_t *>(to));
+      if (records) {
+        record_to_bf16<V>(keys->row[k], k, reinterpret_cast<uint16_t *>(to), keys);
+      } else {
+        V::fp8_to_bf16(p.kv_dtype, keys->row[k], p.qk_dim, reinterpret_cast<uint16_t *>(to));
+      }
       keys->row[k] = reinterpret_cast<const char *>(to);
     }
   }
 }
 
-// Whether the second product converts cached rows as it loads them: 16-bit numbers take two or three instructions a vector, FP8 more.
+// Whether the second product converts cached rows as it loads them: 16-bit numbers take two or three instructions a vector, FP8 and records
+// more.
 inline bool loads_cached(const Problem &p) {
-  return Vec::converts_as_it_loads && !rules::is_fp8(p.kv_dtype) && p.v_dim % Vec::width == 0;
+  return Vec::converts_as_it_loads && !rules::is_fp8(p.kv_dtype) && !rules::is_record(p.kv_dtype) && p.v_dim % Vec::width == 0;
 }
 
 // Rows of a tile in whole vectors.
@@ -87,10 +111,11 @@ inline void float_scores(const Problem &p, const Scratch &s, const rules::CpuThr
                          const KeyRows &next) {
   constexpr int V = Vec::score_vectors;
   const int32_t lanes = lanes_of(rows), count = keys.count, width = p.qk_dim;
-  const int64_t size = rules::dtype_bytes(p.kv_dtype);
   const char *const *const ahead = next.count > 0 ? next.row : keys.row;
   for (int32_t d = 0; d < width; d += kColumns) {
     const int32_t n = rules::min(kColumns, width - d);
+    const rules::RowPart part = rules::row_part(p.kv_dtype, width, d);
+    const int64_t at = place_of(part, d), size = rules::dtype_bytes(part.dtype);
     convert(p.kv_dtype, keys.row, count, d, n, s.kv, kColumns, p.q_dtype == DType::f32 ? s.squares : nullptr);
     for (int32_t r = 0; r < lanes; r += V * Vec::width) {
       with_constant<V>(rules::min(V, (lanes - r) / Vec::width), [&](auto nv) {
@@ -100,7 +125,7 @@ inline void float_scores(const Problem &p, const Scratch &s, const rules::CpuThr
         for (int32_t k = 0; k < count; k += K) {
           with_constant<K / step>(rules::min(K, rules::round_up(count - k, step)) / step, [&](auto steps) {
             score_block<nv(), steps() * step>(s.q + d * lanes + r, lanes, s.kv + k * kColumns, n, d > 0,
-                                              s.key_scores + k * lanes + r, ahead + k, d * size, size);
+                                              s.key_scores + k * lanes + r, ahead + k, at, size);
           });
         }
       });
@@ -119,7 +144,8 @@ inline void float_scores(const Problem &p, const Scratch &s, const rules::CpuThr
 template <class Keys>
 inline void pair_scores(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const Keys &keys,
                         int32_t count, const KeyRows &next) {
-  constexpr int R = Keys::Products::score_rows, K = Keys::Products::score_keys;
+  // (Of records there are twice as many accumulators.)
+  constexpr int R = Keys::Products::score_rows, K = Keys::Products::score_keys / (Keys::has_scales ? 2 : 1);
   for (int32_t k = 0; k < count; k += K) {
     prefetch_keys(p, next, k, k + K);
     with_constant<K>(rules::min(K, count - k), [&](auto nk) {
@@ -137,6 +163,8 @@ template <class V = Vec>
 inline void scores_of(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const KeyRows &keys,
                       const KeyRows &next) {
   if constexpr (V::multiplies_bf16) {
+    if (multiplies_bf16(p) && rules::is_record(p.kv_dtype))
+      return pair_scores(p, s, l, rows, RecordKeys<V>{{keys.row}, keys.scale}, keys.count, next);
     if (multiplies_bf16(p)) return pair_scores(p, s, l, rows, Bf16Keys<V>{keys.row}, keys.count, next);
   }
   float_scores(p, s, l, rows, keys, next);
@@ -179,7 +207,15 @@ inline void add_values(const Problem &p, const Scratch &s, const rules::CpuThrea
   if constexpr (V::multiplies_bf16) {
     if (multiplies_bf16(p)) {
       for (int32_t r = 0; r < rows; ++r) Bf16Products<V>::round_weights(s.scores + r * l.scores_ld, visible[r]);
-      return all_columns(Bf16Keys<V>{keys.row});
+      if (!rules::is_record(p.kv_dtype)) return all_columns(Bf16Keys<V>{keys.row});
+      const RecordValues<V> values = {s.values};
+      for (int32_t k = 0; k < keys.count; ++k) {
+        for (int32_t c = 0; c < p.v_dim; c += Bf16Products<V>::columns) {
+          const Vec scale = Vec::broadcast(keys.scale[c / rules::kRecordGroup][k]);
+          V::scaled(Bf16Keys<V>{keys.row}.at(k, c), scale).store(values.row(k) + c);
+        }
+      }
+      return all_columns(values);
     }
   }
   if constexpr (V::converts_as_it_loads) {

@@ -66,6 +66,12 @@ struct Vec {
       if (n - i >= 64) _mm512_storeu_si512(to + i + 32, _mm512_unpackhi_epi8(low, high));
     }
   }
+
+  // 32 bf16 numbers times `scale`, rounded.
+  static Bf16Pairs scaled(Bf16Pairs x, Vec scale) {
+    const Vec low = bf16(_mm512_castsi512_si256(x.v)), high = bf16(_mm512_extracti64x4_epi64(x.v, 1));
+    return Bf16Pairs::round({_mm512_mul_ps(low.v, scale.v)}, {_mm512_mul_ps(high.v, scale.v)});
+  }
 #else
   static constexpr bool multiplies_bf16 = false;
 #endif

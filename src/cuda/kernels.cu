@@ -11,21 +11,21 @@ namespace {
 constexpr int kArch = MLAVERIFY_SM;
 constexpr rules::Arch kTable = kArch == 90 ? rules::Arch::sm_90 : kArch == 80 ? rules::Arch::sm_80 : rules::Arch::sm_86;
 
-template <class T, int qk_dim, int v_dim, int rows, int keys, int warps, int stages>
+template <class T, int qk_dim, int v_dim, bool records, int rows, int keys, int warps, int stages>
 TensorKernel tensor_kernel() {
-  using C = Sm80Config<kArch, T, qk_dim, v_dim, rows, keys, stages, warps>;
+  using C = Sm80Config<kArch, T, qk_dim, v_dim, rows, keys, stages, warps, records>;
   const DType type = std::is_same_v<T, F16> ? DType::f16 : DType::bf16;
   const void *function = reinterpret_cast<const void *>(verify_sm80_kernel<C>);
-  return {type, qk_dim, v_dim, {C::kRows, C::kKeys, C::kThreads, C::kResident, C::kSharedBytes, function}};
+  return {type, qk_dim, v_dim, {C::kRows, C::kKeys, C::kThreads, C::kResident, C::kSharedBytes, function}, records};
 }
 
-template <class T, int qk_dim, int v_dim>
+template <class T, int qk_dim, int v_dim, bool records = false>
 void add(std::vector<TensorKernel> *list) {
-  constexpr rules::VerifyConfig few = rules::portable_config(kTable, rules::GpuKernel::portable_16),
-                                many = rules::portable_config(kTable, rules::GpuKernel::portable_64);
-  list->push_back(tensor_kernel<T, qk_dim, v_dim, few.block_h, few.block_n, few.num_warps, few.num_stages>());
+  constexpr rules::VerifyConfig few = rules::portable_config(kTable, rules::GpuKernel::portable_16, records),
+                                many = rules::portable_config(kTable, rules::GpuKernel::portable_64, records);
+  list->push_back(tensor_kernel<T, qk_dim, v_dim, records, few.block_h, few.block_n, few.num_warps, few.num_stages>());
   if constexpr (rules::has_kernel(kTable, rules::GpuKernel::portable_64)) {
-    list->push_back(tensor_kernel<T, qk_dim, v_dim, many.block_h, many.block_n, many.num_warps, many.num_stages>());
+    list->push_back(tensor_kernel<T, qk_dim, v_dim, records, many.block_h, many.block_n, many.num_warps, many.num_stages>());
   }
 }
 
@@ -35,6 +35,7 @@ void add_widths(std::vector<TensorKernel> *list) {
   add<T, 512, 512>(list);
   add<T, 320, 256>(list);
   add<T, 288, 256>(list);
+  add<T, rules::kRecordWidth, rules::kRecordScaled, true>(list);
 }
 
 // Only Hopper's kernels write partial results in f16.

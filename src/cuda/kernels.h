@@ -23,6 +23,7 @@ struct TensorKernel {
   DType type;  // of q and out, and of a 16-bit cache
   int32_t qk_dim, v_dim;
   VerifyKernel kernel;
+  bool records = false;  // for a cache of them, and no other
 };
 
 // Tile of the generic kernel.

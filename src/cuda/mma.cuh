@@ -10,6 +10,9 @@ namespace mlaverify::cuda {
 
 struct Bf16 {
   using Element = __nv_bfloat16;
+  static __device__ __forceinline__ float2 unpack(uint32_t x) {
+    return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
+  }
   // Two floats rounded to nearest, `low` in the lower half.
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     const __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
@@ -25,6 +28,7 @@ struct Bf16 {
 
 struct F16 {
   using Element = __half;
+  static __device__ __forceinline__ float2 unpack(uint32_t x) { return __half22float2(*reinterpret_cast<const __half2 *>(&x)); }
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     const __half2 x = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t *>(&x);

@@ -6,6 +6,7 @@
 #include "rules/number.h"
 #include "rules/pack.h"
 #include "rules/paging.h"
+#include "rules/row.h"
 #include "rules/split.h"
 
 namespace mlaverify::cuda {
@@ -23,7 +24,7 @@ bool vector_access(const Problem &p) {
 }
 
 bool has_shape(const TensorKernel &k, const Problem &p) {
-  return k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim;
+  return k.type == p.q_dtype && k.qk_dim == p.qk_dim && k.v_dim == p.v_dim && k.records == rules::is_record(p.kv_dtype);
 }
 
 // Why no tensor-core kernel can do a call; null: one can, the portable one with 16-row tiles at least.

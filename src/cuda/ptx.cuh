@@ -28,6 +28,13 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, bool 
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+// The same of 4, 8 or 16 bytes, through L1.
+template <int bytes>
+__device__ __forceinline__ void cp_async(uint32_t to, const void *from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(bytes), "r"(valid ? bytes : 0)
+               : "memory");
+}
+
 // Waits for all copies of this thread.
 __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -95,6 +102,12 @@ __device__ __forceinline__ void store_global_16(float4 *to, float a, float b, fl
 
 __device__ __forceinline__ void store_shared_16(uint32_t address, uint4 x) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+__device__ __forceinline__ float2 load_shared_8(uint32_t address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+  return x;
 }
 
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {

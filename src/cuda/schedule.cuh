@@ -3,8 +3,8 @@
 
 #include "cuda/launch.h"
 #include "cuda/ptx.cuh"
-#include "rules/number.h"
 #include "rules/paging.h"
+#include "rules/row.h"
 #include "rules/split.h"
 
 namespace mlaverify::cuda {
@@ -247,7 +247,7 @@ class Items {
 // Address of a token of a page, or null where the cache has no such page: then nothing is read.
 __device__ __forceinline__ const char *slot_address(const Problem &p, int32_t page, int32_t offset) {
   if (page < 0 || page >= p.num_pages) return nullptr;
-  return static_cast<const char *>(p.kv) + rules::kv_offset(p, page, offset) * rules::dtype_bytes(p.kv_dtype);
+  return rules::row_at(p, rules::kv_offset(p, page, offset));
 }
 
 // Address of key `key` of a request, or null where the table or the cache has no such page.

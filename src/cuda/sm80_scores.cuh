@@ -6,6 +6,7 @@
 #include "cuda/result.cuh"
 #include "cuda/schedule.cuh"
 #include "cuda/sm80_block.cuh"
+#include "rules/row.h"
 
 namespace mlaverify::cuda {
 
@@ -13,11 +14,11 @@ namespace mlaverify::cuda {
 template <class C>
 class Sm80ScoreWarp {
   static constexpr int kKeyBlocks = C::kKeys / 8;
-  static constexpr int kSteps = C::kPitch / 64;  // of 16 numbers: two in each line are this warp's
-  static constexpr int kKept = 4;                // first steps, whose fragments of Q stay in registers: two lines of Q
+  static constexpr int kSteps = C::kPitch / 64;      // of 16 numbers: two in each line are this warp's
+  static constexpr int kKept = C::kRecords ? 0 : 4;  // first steps, whose fragments of Q stay in registers: two lines of Q
   // Whether the weights of a tile are made between the products of the next one, which then must be there: with few stages it would
   // be waited for.
-  static constexpr bool kInterleave = C::kStages >= 4;
+  static constexpr bool kInterleave = C::kStages >= 4 && !C::kRecords;
   using Scores = float[C::kPairBlocks][kKeyBlocks][4];
 
  public:
@@ -39,14 +40,18 @@ class Sm80ScoreWarp {
       Scores s;
       wait_for_tile();
       keep_queries();
-      pass<true, false>(s, 0);
+      products(s);
       for (int t = 0;; ++t) {
         add_halves(s);
         scale(first_key() + t * C::kKeys, s[0]);
         if (!kInterleave) pass<false, true>(s, t % 2);
         if (t + 1 == tiles) break;
         wait_for_tile();
-        pass<true, kInterleave>(s, t % 2);
+        if constexpr (kInterleave) {
+          pass<true, true>(s, t % 2);
+        } else {
+          products(s);
+        }
       }
       if (kInterleave) pass<false, true>(s, (tiles - 1) % 2);
     }
@@ -84,7 +89,7 @@ class Sm80ScoreWarp {
   // [1].
   __device__ __forceinline__ void wait_for_tile() {
     ptx::mbarrier_wait(ptx::shared_address(shared_) + C::kOffsetFull + ring_.stage * 8, ring_.phase);
-    k_tile_ = ptx::shared_address(shared_) + C::kOffsetK + ring_.stage * C::kTileBytes;
+    k_tile_ = ptx::shared_address(shared_) + C::kOffsetK + ring_.stage * C::kStageBytes;
     ring_.next();
   }
 
@@ -107,6 +112,82 @@ class Sm80ScoreWarp {
     ptx::barrier_sync(kPair + pair_, 64);
   }
 
+  static __device__ __forceinline__ void clear(Scores &s) {
+#pragma unroll
+    for (int m = 0; m < C::kPairBlocks; ++m) {
+#pragma unroll
+      for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[m][n][i] = 0;
+      }
+    }
+  }
+
+  // Fragments of a step.
+  using Queries = uint32_t[C::kPairBlocks][4];
+  using Keys = uint32_t[C::kKeys / 16][4];
+  __device__ __forceinline__ void load_queries(Queries &q, int step) const {
+#pragma unroll
+    for (int m = 0; m < C::kPairBlocks; ++m) ptx::ldmatrix_x4(q[m], q_at(m, step));
+  }
+  __device__ __forceinline__ void load_keys(Keys &k, int step) const {
+#pragma unroll
+    for (int n = 0; n < C::kKeys / 16; ++n) ptx::ldmatrix_x4(k[n], k_at(step) + n * 16 * C::kPitch);
+  }
+
+  static __device__ __forceinline__ void multiply(Scores &s, const Queries &q, const Keys &k) {
+#pragma unroll
+    for (int m = 0; m < C::kPairBlocks; ++m) {
+#pragma unroll
+      for (int n = 0; n < kKeyBlocks; ++n) C::T::mma(s[m][n], q[m], k[n / 2][n % 2 * 2], k[n / 2][n % 2 * 2 + 1]);
+    }
+  }
+
+  // [2] over records: the sum over the steps of each group times its scales, and the last steps. (Unrolled, the groups would overlap, for
+  // which there are no registers.)
+  __device__ __forceinline__ void multiply_records(Scores &s) const {
+    constexpr int kGroupSteps = rules::kRecordGroup / 32, kLast = kGroupSteps * rules::kRecordGroups;
+    static_assert(kGroupSteps % 2 == 0 && kSteps == kLast + 2);
+    Queries q[2];
+    Keys k[2];
+    const auto load = [&](int step) {
+      load_keys(k[step % 2], step);
+      load_queries(q[step % 2], step);
+    };
+    clear(s);
+    load(0);
+#pragma unroll 1
+    for (int group = 0; group < rules::kRecordGroups; ++group) {
+      Scores part;
+      clear(part);
+#pragma unroll
+      for (int i = 0; i < kGroupSteps; ++i) {
+        const int step = group * kGroupSteps + i;
+        load_keys(k[(i + 1) % 2], step + 1);
+        load_queries(q[(i + 1) % 2], step + 1);
+        multiply(part, q[i % 2], k[i % 2]);
+      }
+      add_scaled(s, part, group);
+    }
+    load(kLast + 1);
+    multiply(s, q[0], k[0]);
+    multiply(s, q[1], k[1]);
+  }
+
+  // s += part times the scales of a group.
+  __device__ __forceinline__ void add_scaled(Scores &s, const Scores &part, int group) const {
+    const int key = mma_col(lane_, 0);
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+      const float2 scale = load_scales<C>(k_tile_, group, n * 8 + key);
+#pragma unroll
+      for (int m = 0; m < C::kPairBlocks; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[m][n][i] = fmaf(part[m][n][i], i % 2 == 0 ? scale.x : scale.y, s[m][n][i]);
+      }
+    }
+  }
+
   // [2] and [4]: S of a tile (kProducts), over this warp's half of the width, and between its steps the weights of the tile before
   // (kWeights), whose scores are in s[0] at the begin. s[0]: rows of this warp; s[1]: of the other one of the pair.
   template <bool kProducts, bool kWeights>
@@ -117,51 +198,44 @@ class Sm80ScoreWarp {
 #pragma unroll
       for (int i = 0; i < 4; ++i) before[n][i] = kWeights ? s[0][n][i] : 0;
     }
-    if (kProducts) {
-#pragma unroll
-      for (int m = 0; m < C::kPairBlocks; ++m) {
-#pragma unroll
-        for (int n = 0; n < kKeyBlocks; ++n) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) s[m][n][i] = 0;
-        }
-      }
-    }
+    if (kProducts) clear(s);
     // Of a width that ends in half a line the odd half has two steps less.
     const auto exists = [&](int step) {
       return kProducts && step < kSteps && (C::kQk % 64 == 0 || step < kSteps - 2 || half_ == 0);
     };
-    uint32_t q[2][C::kPairBlocks][4], k[2][C::kKeys / 16][4];  // fragments of this step and of the next
+    Queries q[2];  // fragments of this step and of the next
+    Keys k[2];
     const auto load = [&](int step) {
       if (!exists(step)) return;
-#pragma unroll
-      for (int n = 0; n < C::kKeys / 16; ++n) ptx::ldmatrix_x4(k[step % 2][n], k_at(step) + n * 16 * C::kPitch);
-#pragma unroll
-      for (int m = 0; m < C::kPairBlocks; ++m)
-        if (step >= kKept) ptx::ldmatrix_x4(q[step % 2][m], q_at(m, step));
+      load_keys(k[step % 2], step);
+      if (step >= kKept) load_queries(q[step % 2], step);
     };
     load(0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       load(step + 1);
       if (exists(step)) {
-        auto &a = step < kKept ? kept_[step % kKept] : q[step % 2];
-#pragma unroll
-        for (int m = 0; m < C::kPairBlocks; ++m) {
-#pragma unroll
-          for (int n = 0; n < kKeyBlocks; ++n)
-            C::T::mma(s[m][n], a[m], k[step % 2][n / 2][n % 2 * 2], k[step % 2][n / 2][n % 2 * 2 + 1]);
-        }
+        auto &a = step < kKept ? kept_[step % 4] : q[step % 2];
+        multiply(s, a, k[step % 2]);
       }
       if (kWeights) softmax_part(step, before, parity);
     }
   }
 
+  __device__ __forceinline__ void products(Scores &s) {
+    if constexpr (C::kRecords) {
+      multiply_records(s);
+    } else {
+      pass<true, false>(s, 0);
+    }
+  }
+
   // [3] Gives the sums of the other warp's rows away and adds what it has of this warp's rows.
   __device__ __forceinline__ void add_halves(Scores &s) {
-    // Four rows of a block's second line of Q for each eight keys.
+    // Four rows of a block's second line for each eight keys.
     const auto at = [&](int block, int n) {
-      return reinterpret_cast<float4 *>(shared_ + (block * 16 + n * 4 + lane_ / 8) * C::kPitch + 128 + lane_ % 8 * 16);
+      const int row = block * 16 + n * 4 + lane_ / 8;
+      return reinterpret_cast<float4 *>(shared_ + C::kOffsetWeights + row * C::kWeightsPitch + 128 + lane_ % 8 * 16);
     };
     if (C::kPairBlocks == 2 || half_ == 1) {
       const auto &given = s[C::kPairBlocks - 1];
@@ -218,14 +292,14 @@ class Sm80ScoreWarp {
         reference_[i] = now_[i] == kMinusInf ? 0.0f : now_[i];  // no key yet, or all scores -inf: weights 0, not NaN
         factor_[i] = ptx::exp2_approx(max_[i] - reference_[i]);
         max_[i] = now_[i];
-        sum_[i] *= factor_[i];
+        sum_[i] = __fmul_rn(sum_[i], factor_[i]);  // not fused with a sum in some kernels: bits must not depend on kRows
       } else if (part < kFirst + kKeyBlocks) {
         const int n = part - kFirst;
         const float low = ptx::exp2_approx(s[n][2 * i] - reference_[i]),
                     high = ptx::exp2_approx(s[n][2 * i + 1] - reference_[i]);
         sum_[i] += low + high;
-        // P: 64 bytes of the row's first line of Q.
-        char *to = shared_ + swizzled<C::kPitch>(row, parity * 4 + n) + lane_ % 4 * 4;
+        // P: 64 bytes of the row's first line.
+        char *to = shared_ + C::kOffsetWeights + swizzled<C::kWeightsPitch>(row, parity * 4 + n) + lane_ % 4 * 4;
         *reinterpret_cast<uint32_t *>(to) = C::T::pack(low, high);
         auto *factors = reinterpret_cast<float *>(shared_ + C::kOffsetFactors) + parity * C::kRows;
         if (n == 0 && lane_ % 4 == 0) factors[row] = factor_[i];
@@ -249,7 +323,8 @@ class Sm80ScoreWarp {
     }
   }
 
-  static constexpr float kSlack = 8.0f;  // log2 units: weights up to 256 fit f16 and lose nothing in bf16
+  // log2 units: weights up to 256 fit f16 and lose nothing in bf16
+  static constexpr float kSlack = C::kRecords ? 0.0f : 8.0f;
 
   const Problem &p_;
   char *shared_;
@@ -259,7 +334,7 @@ class Sm80ScoreWarp {
   int parity_ = 0;  // of the next item
   Ring<C::kStages> ring_;
   uint32_t k_tile_ = 0;
-  uint32_t kept_[kKept][C::kPairBlocks][4];
+  uint32_t kept_[4][C::kPairBlocks][4];
   int32_t seen_by_all_ = 0, limit_[2] = {0, 0};
   // Of rows mma_row(lane, 0) and mma_row(lane, 2) of block mine_; maxima in log2 units.
   float max_[2], now_[2], reference_[2], factor_[2];

@@ -14,6 +14,7 @@
 #include "cuda/result.cuh"
 #include "cuda/schedule.cuh"
 #include "rules/number.h"
+#include "rules/row.h"
 #include "rules/workspace.h"
 
 namespace mlaverify::cuda {
@@ -91,7 +92,7 @@ class GenericBlock {
     for (int k = threadIdx.x / 32; k < keys; k += C::kThreads / 32) {
       const char *from = key_address(p_, request, first + k);
       for (int d = threadIdx.x % 32; d < p_.qk_dim; d += 32) {
-        k_[k * (p_.qk_dim + 1) + d] = from != nullptr ? rules::load_float(p_.kv_dtype, from, d) : 0.0f;
+        k_[k * (p_.qk_dim + 1) + d] = from != nullptr ? rules::row_number(p_.kv_dtype, from, d) : 0.0f;
       }
     }
   }

@@ -11,7 +11,7 @@
 //   [4] wait for kWeightsRead; P = exp2(S - reference); arrive   [7] after the last tile (kItem): write the results
 //       at kWeightsReady
 //
-// With kStages >= 4 step [4] of t stands in parts between the products of step [2] of t + 1 (kInterleave).
+// With kStages >= 4, but not over records, step [4] of t stands in parts between the products of step [2] of t + 1 (kInterleave).
 //
 // The two halves of the width are the even and the odd half lines of 64 bytes: an element of S is one sum over each, in order,
 // then their sum. The reference of the softmax is the row's maximum, or an older one that is at most 2^8 below: most tiles then
@@ -31,8 +31,14 @@
 // each score warp, mbarriers. A row of Q or K is Lk 16-bit numbers padded to whole 128-byte lines; its 16-byte chunks are swizzled
 // by the row, so that ldmatrix meets no bank twice. Score warps keep the first kKept steps of Q, two lines of a row, in registers: line 0 then holds P of even
 // and odd tiles, line 1 the sums that the other warp of the pair gives.
+//
+// Over 656-byte records (kRecords) a key tile has their numbers, exactly, without the scales, and behind it the scales, [group][key]. A group of
+// columns is two lines. Its scales multiply the sum over them, in f32; and V in the registers of value warps, where it is rounded then. The
+// reference of the softmax is the maximum itself, so that the weight of a key that decides a row is 1, and not rounded as well. Score warps
+// have a second S, of a group, and keep no Q: P and sums have two lines a row of their own.
+//
 // Registers of a thread, at most 65536 / kThreads: value warps have acc kRows/16 * kWarpValues/8 * 4 (128 for 64 x 512), P
-// kRows/16 * 4, V 4; score warps of 64 rows S 32, the scores of the tile before 16, kept Q 32, fragments of two steps 32. Nothing
+// kRows/16 * 4, V 4; score warps of 64 rows S 32, the scores of the tile before 16, kept Q 32 (over records: S of a group 32), fragments of two steps 32. Nothing
 // else may stay in registers of value warps: hence items in shared memory and ptx::lane().
 #pragma once
 
@@ -74,6 +80,7 @@ class Sm80ValueWarp {
     if (tiles > 0) {
       load_queries(item);
       fetch_page(item, 0);
+      if (C::kRawBytes > 0) copy_raw(item, 0);
     }
     clear();
     for (int t = 0; t < 2 && t < tiles; ++t) ptx::barrier_arrive(kWeightsRead + t, C::kThreads);
@@ -88,6 +95,7 @@ class Sm80ValueWarp {
       if (t + C::kStages < tiles) {
         if (filled) ptx::barrier_sync(kValues, 32 * C::kValueWarps);
         load_tile(item, t + C::kStages, ring_.stage);
+        if (C::kRawBytes > 0 && t + C::kStages + 1 < tiles) copy_raw(item, t + C::kStages + 1);
       }
     }
     if (tiles > 0) ring_.phase ^= 1;  // once around more than tiles
@@ -110,6 +118,11 @@ class Sm80ValueWarp {
   // Row of a tile that this lane copies.
   __device__ __forceinline__ int warp_row() const { return warp() * C::kWarpLoads + ptx::lane() / 8; }
 
+  // Of this lane.
+  __device__ __forceinline__ int64_t key_of(const Item &item, int t) const {
+    return item.key_begin + static_cast<int64_t>(t) * C::kKeys + warp_row();
+  }
+
   __device__ __forceinline__ void load_queries(const Item &item) {
     const int32_t rows = rows_of(p_, item.request);
 #pragma unroll 1
@@ -125,18 +138,39 @@ class Sm80ValueWarp {
   // Looks up the page of this lane's key of tile t, one tile ahead of the copies. Only the load is here: whatever used its result
   // would wait for it.
   __device__ __forceinline__ void fetch_page(const Item &item, int t) {
-    const int64_t key = item.key_begin + static_cast<int64_t>(t) * C::kKeys + warp_row();
+    const int64_t key = key_of(item, t);
     const rules::Slot slot = rules::slot_of(static_cast<int32_t>(key), p_.page_size);
     offset_ = slot.offset;
     page_ = -1;
     if (key < item.key_end && slot.entry < p_.table_width) page_ = rules::page_id(p_, item.request, slot.entry);
   }
 
-  __device__ __forceinline__ void load_tile(const Item &item, int t, int stage) {
-    char *tile = shared_ + C::kOffsetK + stage * C::kTileBytes;
-    const char *from = slot_address(p_, page_, offset_);
+  // Address of this lane's key of tile t; looks up the page of the next one.
+  __device__ __forceinline__ const char *next_key(const Item &item, int t) {
+    // (Over records no register is left to keep the offset in.)
+    const int32_t offset = C::kRecords ? rules::slot_of(static_cast<int32_t>(key_of(item, t)), p_.page_size).offset : offset_;
+    const char *from = slot_address(p_, page_, offset);
     fetch_page(item, t + 1);
-    if (rules::is_fp8(p_.kv_dtype)) {
+    return from;
+  }
+
+  __device__ __forceinline__ RawRecord<C> raw_record() const { return {shared_ + C::kOffsetRaw, warp() * 32 + ptx::lane()}; }
+  __device__ __forceinline__ void copy_raw(const Item &item, int t) { raw_record().copy(next_key(item, t)); }
+
+  __device__ __forceinline__ void load_tile(const Item &item, int t, int stage) {
+    char *tile = shared_ + C::kOffsetK + stage * C::kStageBytes;
+    if constexpr (C::kRawBytes > 0) {
+      ptx::cp_async_wait_all();  // what the thread itself has copied
+      widen_records<C>(tile, warp_row(), raw_record());
+      ptx::mbarrier_arrive(full(stage));
+      return;
+    }
+    const char *from = next_key(item, t);
+    if constexpr (C::kRecords) {
+      widen_records<C>(tile, warp_row(), CachedRecord{from});
+      ptx::cp_async_wait_all();  // queries
+      ptx::mbarrier_arrive(full(stage));
+    } else if (rules::is_fp8(p_.kv_dtype)) {
       widen_rows<C>(tile, warp_row(), from, p_.kv_dtype == DType::f8_e4m3);
       ptx::cp_async_wait_all();  // queries
       ptx::mbarrier_arrive(full(stage));
@@ -186,19 +220,30 @@ class Sm80ValueWarp {
         }
       }
     }
-    const uint32_t p_at = ptx::shared_address(shared_) + swizzled<C::kPitch>(ptx::lane() % 16, parity * 4 + ptx::lane() / 16);
-    const uint32_t v_at = ptx::shared_address(shared_) + C::kOffsetK + ring_.stage * C::kTileBytes +
-                          swizzled<C::kPitch>(ptx::lane() % 16, warp() * (C::kWarpValues / 8) + ptx::lane() / 16);
+    const uint32_t p_at = ptx::shared_address(shared_) + C::kOffsetWeights +
+                          swizzled<C::kWeightsPitch>(ptx::lane() % 16, parity * 4 + ptx::lane() / 16);
+    const uint32_t tile = ptx::shared_address(shared_) + C::kOffsetK + ring_.stage * C::kStageBytes;
+    const uint32_t v_at = tile + swizzled<C::kPitch>(ptx::lane() % 16, warp() * (C::kWarpValues / 8) + ptx::lane() / 16);
 #pragma unroll
     for (int k = 0; k < C::kKeys / 16; ++k) {
+      float2 scale[2];  // of this warp's columns of records, for the keys that the lane has of a fragment
+      if constexpr (C::kRecords) {
+        const int group = warp() * C::kWarpValues / rules::kRecordGroup;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) scale[i] = load_scales<C>(tile, group, k * 16 + i * 8 + mma_col(ptx::lane(), 0));
+      }
       uint32_t w[C::kBlocks][4];
 #pragma unroll
-      for (int m = 0; m < C::kBlocks; ++m) ptx::ldmatrix_x4(w[m], (p_at ^ k << 5) + m * 16 * C::kPitch);
+      for (int m = 0; m < C::kBlocks; ++m) ptx::ldmatrix_x4(w[m], (p_at ^ k << 5) + m * 16 * C::kWeightsPitch);
       if (k == C::kKeys / 16 - 1 && again) ptx::barrier_arrive(kWeightsRead + parity, C::kThreads);
 #pragma unroll
       for (int j = 0; j < kColumnBlocks; j += 2) {
         uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, (v_at ^ j << 4) + k * 16 * C::kPitch);  // chunk j of the warp's part of the line
+        if constexpr (C::kRecords) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) b[i] = scaled<typename C::T>(b[i], scale[i % 2].x, scale[i % 2].y);
+        }
 #pragma unroll
         for (int m = 0; m < C::kBlocks; ++m) {
           C::T::mma(acc_[m][j], w[m], b[0], b[1]);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/mma.cuh"
 #include "rules/problem.h"
 
 namespace mlaverify::cuda {
@@ -35,6 +36,34 @@ __device__ __forceinline__ uint4 widen(uint2 from, bool e4m3) {
     to[i] = T::pack(f.x, f.y);
   }
   return {to[0], to[1], to[2], to[3]};
+}
+
+// 8 bf16 numbers as those of T: rounded, and infinite beyond its range.
+template <class T>
+__device__ __forceinline__ uint32_t from_bf16(uint32_t two) {
+  const float2 x = Bf16::unpack(two);
+  return T::pack(x.x, x.y);
+}
+template <>
+__device__ __forceinline__ uint32_t from_bf16<Bf16>(uint32_t two) {
+  return two;
+}
+template <class T>
+__device__ __forceinline__ uint4 from_bf16(uint4 x) {
+  return {from_bf16<T>(x.x), from_bf16<T>(x.y), from_bf16<T>(x.z), from_bf16<T>(x.w)};
+}
+
+// Two, or eight, numbers of T times scales, rounded.
+template <class T>
+__device__ __forceinline__ uint32_t scaled(uint32_t two, float low, float high) {
+  const float2 x = T::unpack(two);
+  return T::pack(x.x * low, x.y * high);
+}
+
+template <class T>
+__device__ __forceinline__ uint4 scaled(uint4 eight, float scale) {
+  return {scaled<T>(eight.x, scale, scale), scaled<T>(eight.y, scale, scale), scaled<T>(eight.z, scale, scale),
+          scaled<T>(eight.w, scale, scale)};
 }
 
 }  // namespace mlaverify::cuda

@@ -34,6 +34,7 @@ const TypeRow kTypes[] = {
     {"F8_E4M3", 8, DType::f8_e4m3},
     {"F8_E5M2", 8, DType::f8_e5m2},
     {"I32", 32, DType::i32},
+    {"U8", 8, DType::f8_ds_mla},  // bytes: records are what the library has bytes for
     {"F64", 64, {}},
     {"I64", 64, {}},
     {"U64", 64, {}},
@@ -42,7 +43,6 @@ const TypeRow kTypes[] = {
     {"I16", 16, {}},
     {"U16", 16, {}},
     {"I8", 8, {}},
-    {"U8", 8, {}},
     {"BOOL", 8, {}},
     {"F8_E8M0", 8, {}},
     {"F6_E2M3", 6, {}},

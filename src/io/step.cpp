@@ -9,8 +9,13 @@
 #include <cstdlib>
 #include <initializer_list>
 
+#include "rules/row.h"
+
 namespace mlaverify::io {
 namespace {
+
+// The metadata without which bytes are no cache.
+constexpr const char *kCacheType = "kv_cache_dtype", *kRecords = "fp8_ds_mla";
 
 // The contents of one step file, taken out by name.
 class Fields {
@@ -38,6 +43,26 @@ class Fields {
                       std::string("tensor ") + name + " has " + std::to_string(rank) + " dimensions, should have " + want);
     }
     return std::move(it->second);
+  }
+
+  // The cache, with the metadata that says what its bytes are.
+  TensorBuffer cache() {
+    TensorBuffer cache =
+        tensor("kv_cache", {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3, DType::f8_e5m2, DType::f8_ds_mla}, {3, 4});
+    const std::string type = text(kCacheType);
+    if (!type.empty() && type != kRecords) {
+      throw FileError(path_, std::string("metadata ") + kCacheType + " is " + quote(type) + ", should be \"" + kRecords +
+                                 "\" with a U8 kv_cache, and absent with others");
+    }
+    if (rules::is_record(cache.dtype()) && type.empty()) {
+      throw FileError(path_, std::string("tensor kv_cache is U8, but metadata ") + kCacheType + " is missing, should be \"" +
+                                 kRecords + "\"");
+    }
+    if (!rules::is_record(cache.dtype()) && !type.empty()) {
+      throw FileError(path_, std::string("tensor kv_cache is ") + safetensors_name(cache.dtype()) +
+                                 ", should be U8 since metadata " + kCacheType + " is \"" + kRecords + "\"");
+    }
+    return cache;
   }
 
   std::string text(const char *name) const {
@@ -123,7 +148,7 @@ Step read_step(const std::string &path) {
   Fields fields(path);
   Step step;
   step.q = fields.tensor("q", {DType::f32, DType::f16, DType::bf16}, {3});
-  step.kv_cache = fields.tensor("kv_cache", {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3, DType::f8_e5m2}, {3, 4});
+  step.kv_cache = fields.cache();
   step.block_table = fields.tensor("block_table", {DType::i32}, {2});
   step.seq_lens = fields.tensor("seq_lens", {DType::i32}, {1});
   step.real_seq_lens = fields.tensor("real_seq_lens", {DType::i32}, {1}, true);
@@ -159,13 +184,14 @@ void write_step(const std::string &path, const Step &step) {
   add("lse", step.lse);
   char scale[32];
   std::snprintf(scale, sizeof scale, "%.9g", static_cast<double>(step.sm_scale));  // 9 digits give the same float back
-  write_safetensors(path, std::move(tensors),
-                    {{"qlen", std::to_string(step.qlen)},
-                     {"page_size", std::to_string(step.page_size)},
-                     {"v_head_dim", std::to_string(step.v_head_dim)},
-                     {"num_kv_splits", std::to_string(step.num_kv_splits)},
-                     {"sm_scale", scale},
-                     {"note", step.note}});
+  std::map<std::string, std::string> metadata = {{"qlen", std::to_string(step.qlen)},
+                                                 {"page_size", std::to_string(step.page_size)},
+                                                 {"v_head_dim", std::to_string(step.v_head_dim)},
+                                                 {"num_kv_splits", std::to_string(step.num_kv_splits)},
+                                                 {"sm_scale", scale},
+                                                 {"note", step.note}};
+  if (rules::is_record(step.kv_cache.dtype())) metadata[kCacheType] = kRecords;
+  write_safetensors(path, std::move(tensors), metadata);
 }
 
 }  // namespace mlaverify::io

@@ -11,7 +11,7 @@ namespace mlaverify::io {
 
 struct Step {
   TensorBuffer q;              // [B*qlen, H, Lk]
-  TensorBuffer kv_cache;       // [num_pages, page_size, 1, Lk] or [num_pages*page_size, 1, Lk]
+  TensorBuffer kv_cache;       // [num_pages, page_size, 1, Lk] or [num_pages*page_size, 1, Lk]; records: bytes, 656 for Lk
   TensorBuffer block_table;    // [B, max_pages]
   TensorBuffer seq_lens;       // [B]
   TensorBuffer real_seq_lens;  // [B] or absent

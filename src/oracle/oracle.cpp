@@ -8,6 +8,7 @@
 #include "rules/number.h"
 #include "rules/pack.h"
 #include "rules/paging.h"
+#include "rules/row.h"
 
 namespace mlaverify {
 
@@ -26,20 +27,20 @@ double Oracle::row(int32_t request, int32_t token, int32_t head, double *out) {
 
   // Scores of the keys that the row sees, in order.
   weights_.clear();
-  std::vector<int64_t> keys;
+  std::vector<const char *> keys;
   double largest = -inf;
   bool nan = false;
   // Keys beyond what the block table can hold are seen by no valid call: a huge seq_len need not be walked through.
   const int64_t last = std::min<int64_t>(p.seq_lens[request], rules::table_keys(p));
   for (int64_t key = 0; key < last; ++key) {
     if (!rules::sees(p, request, token, key)) continue;
-    const int64_t at = rules::key_offset(p, request, key);
+    const char *row = rules::row_at(p, rules::key_offset(p, request, key));
     double dot = 0;
     for (int32_t d = 0; d < p.qk_dim; ++d) {
-      dot += q[static_cast<std::size_t>(d)] * (static_cast<double>(rules::load_float(p.kv_dtype, p.kv, at + d)) * k_scale);
+      dot += q[static_cast<std::size_t>(d)] * (static_cast<double>(rules::row_number(p.kv_dtype, row, d)) * k_scale);
     }
     weights_.push_back(dot * scale);
-    keys.push_back(at);
+    keys.push_back(row);
     largest = std::max(largest, dot * scale);
     nan = nan || std::isnan(dot * scale);
   }
@@ -55,7 +56,7 @@ double Oracle::row(int32_t request, int32_t token, int32_t head, double *out) {
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const double weight = weights_[i] / sum;
     for (int32_t c = 0; c < p.v_dim; ++c)
-      out[c] += weight * (static_cast<double>(rules::load_float(p.kv_dtype, p.kv, keys[i] + c)) * k_scale);
+      out[c] += weight * (static_cast<double>(rules::row_number(p.kv_dtype, keys[i], c)) * k_scale);
   }
   return largest + std::log(sum);
 }

@@ -5,6 +5,7 @@
 #include "rules/hd.h"
 #include "rules/number.h"
 #include "rules/pack.h"
+#include "rules/row.h"
 #include "rules/schedule.h"
 
 namespace mlaverify::rules {
@@ -109,31 +110,35 @@ MLAVERIFY_HD VerifyConfig hopper_fp8_config(GpuKernel kernel) {
 MLAVERIFY_HD GpuKernel invariant_fp8_kernel() { return GpuKernel::hopper_fp8_32; }
 
 // The portable tensor-core kernel with tiles of 16 or 64 rows. Tiles have the same keys whatever the rows: a row's bits follow from
-// them. As many stages as shared memory allows; warps: 8 for the values, and for the scores 2 for each 32 rows.
-MLAVERIFY_HD VerifyConfig portable_config(Arch arch, GpuKernel kernel) {
+// them. As many stages as shared memory allows (over records one less where there is most: there the records of the next tile lie, too); warps: 8 for the values, and for the scores 2 for each 32 rows.
+MLAVERIFY_HD VerifyConfig portable_config(Arch arch, GpuKernel kernel, bool records = false) {
   const bool few = kernel == GpuKernel::portable_16;
   VerifyConfig c = gpu_config();
   c.block_h = few ? 16 : 64;
   c.block_n = 32;
   c.num_warps = few ? 10 : 12;
-  c.num_stages = arch == Arch::sm_90 || arch == Arch::sm_100 ? (few ? 5 : 4) : arch == Arch::sm_80 && few ? 3 : 2;
+  c.num_stages = arch == Arch::sm_90 || arch == Arch::sm_100 ? (few ? 5 : 4) - (records ? 1 : 0)
+                 : arch == Arch::sm_80 && few                ? 3
+                                                             : 2;
   return c;
 }
 
-// Types of queries and cache, as kernels tell them apart: the same 16-bit type; 16-bit queries over an FP8 cache; all else.
-enum class TypeClass : int32_t { any, same_16_bit, fp8_cache, other };
-constexpr int32_t kNumTypeClasses = 4;
+// Types of queries and cache, as kernels tell them apart: the same 16-bit type; 16-bit queries over an FP8 cache, over one of records; all else.
+enum class TypeClass : int32_t { any, same_16_bit, fp8_cache, record_cache, other };
+constexpr int32_t kNumTypeClasses = 5;
 MLAVERIFY_HD const char *type_class_name(TypeClass t) {
   switch (t) {
     case TypeClass::any: return "any";
     case TypeClass::same_16_bit: return "same_16_bit";
     case TypeClass::fp8_cache: return "fp8_cache";
+    case TypeClass::record_cache: return "record_cache";
     case TypeClass::other: return "other";
   }
   return "";
 }
 MLAVERIFY_HD TypeClass type_class(DType q, DType kv) {
   if (q == DType::f32) return TypeClass::other;
+  if (is_record(kv)) return TypeClass::record_cache;
   return q == kv ? TypeClass::same_16_bit : is_fp8(kv) ? TypeClass::fp8_cache : TypeClass::other;
 }
 

@@ -10,9 +10,11 @@ namespace mlaverify::rules {
 MLAVERIFY_HD float float_from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 MLAVERIFY_HD uint32_t bits_from_float(float x) { return __builtin_bit_cast(uint32_t, x); }
 
+// Of an element; records are arrays of bytes.
 MLAVERIFY_HD int32_t dtype_bytes(DType t) {
   return t == DType::f32 || t == DType::i32 ? 4 : t == DType::f16 || t == DType::bf16 ? 2 : 1;
 }
+// FP8 with one scale.
 MLAVERIFY_HD bool is_fp8(DType t) { return t == DType::f8_e4m3 || t == DType::f8_e5m2; }
 
 MLAVERIFY_HD float bf16_to_float(uint16_t x) { return float_from_bits(static_cast<uint32_t>(x) << 16); }
@@ -87,7 +89,8 @@ MLAVERIFY_HD float load_float(DType t, const void *data, int64_t i) {
     case DType::bf16: return bf16_to_float(static_cast<const uint16_t *>(data)[i]);
     case DType::f8_e4m3: return e4m3_to_float(static_cast<const uint8_t *>(data)[i]);
     case DType::f8_e5m2: return e5m2_to_float(static_cast<const uint8_t *>(data)[i]);
-    case DType::i32: break;
+    case DType::i32:
+    case DType::f8_ds_mla: break;
   }
   return float_from_bits(0x7fc00000u);
 }
@@ -99,7 +102,8 @@ MLAVERIFY_HD void store_float(DType t, void *data, int64_t i, float x) {
     case DType::bf16: static_cast<uint16_t *>(data)[i] = float_to_bf16(x); break;
     case DType::f8_e4m3: static_cast<uint8_t *>(data)[i] = float_to_e4m3(x); break;
     case DType::f8_e5m2: static_cast<uint8_t *>(data)[i] = float_to_e5m2(x); break;
-    case DType::i32: break;
+    case DType::i32:
+    case DType::f8_ds_mla: break;
   }
 }
 

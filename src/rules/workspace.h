@@ -39,6 +39,8 @@ MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
 // Columns of a key tile that the CPU converts for the second product at a time, at most.
 constexpr int32_t kCpuValueColumns = 64;
 
+static_assert(cpu_config().block_n <= kBf16TileKeys, "values of records, converted, lie where packed ones would");
+
 struct CpuThreadLayout {
   int32_t q_ld, kv_ld, scores_ld;
   int32_t kv_bf16_ld;                                                  // of keys as bf16, in floats

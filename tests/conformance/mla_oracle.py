@@ -6,12 +6,17 @@ so that a case file stays evidence.
 A case is one safetensors file. Tensors:
   q              BF16|F16|F32                    [B*qlen, H, Lk]
   kv_cache       BF16|F16|F32|F8_E4M3|F8_E5M2    [num_pages, page_size, 1, Lk] or [num_pages*page_size, 1, Lk]
+                 U8 (records, see below)         [num_pages, page_size, 1, 656] or [num_pages*page_size, 1, 656]
   block_table    I32                             [B, max_pages]  (entries past a request's pages are garbage on purpose)
   seq_lens       I32                             [B]
   real_seq_lens  I32, optional                   [B]
-  k_scale        F32, optional                   [] or [1]   (FP8 caches only)
+  k_scale        F32, optional                   [] or [1]   (F8_E4M3 and F8_E5M2 caches only)
   o, lse         F32, expected results           [B*qlen, H, Lv], [B*qlen, H]
-String metadata: qlen, page_size, v_head_dim, sm_scale, num_kv_splits (0 = the library chooses), note.
+String metadata: qlen, page_size, v_head_dim, sm_scale, num_kv_splits (0 = the library chooses), note; kv_cache_dtype =
+fp8_ds_mla with a U8 cache, and with no other.
+
+A record is 656 bytes for a key of 576 numbers, of which 512 are the value: 512 e4m3 numbers, 4 f32 scales (each multiplies 128
+of them), 64 bf16 numbers.
 """
 import json
 import struct
@@ -90,6 +95,31 @@ def encode(name, x):
     return np.asarray(x).astype(_NP[name])
 
 
+# ---- records --------------------------------------------------------------------------------------
+
+def record_fields(raw):
+    """Writable views of records [..., 656] uint8: e4m3 codes [..., 4, 128], scales [..., 4] f32, the last numbers [..., 64] as bf16 bits."""
+    return (raw[..., :512].reshape(raw.shape[:-1] + (4, 128)), raw[..., 512:528].view(np.float32), raw[..., 528:].view(np.uint16))
+
+
+def from_records(raw):
+    codes, scales, last = record_fields(np.ascontiguousarray(raw))
+    with np.errstate(all="ignore"):                      # free slots hold NaN
+        scaled = E4M3[codes].astype(np.float32) * scales[..., None]
+    return np.concatenate([scaled.reshape(raw.shape[:-1] + (512,)).astype(np.float64), from_bf16(last)], axis=-1)
+
+
+def to_records(x):
+    """[..., 576] numbers; a group's scale is its largest number / 448."""
+    groups = x[..., :512].reshape(x.shape[:-1] + (4, 128))
+    raw = np.zeros(x.shape[:-1] + (656,), np.uint8)
+    codes, scales, last = record_fields(raw)
+    scales[...] = np.maximum(np.abs(groups).max(axis=-1) / 448, 1e-30)
+    codes[...] = to_fp8(groups / scales[..., None].astype(np.float64), E4M3)
+    last[...] = to_bf16(x[..., 512:])
+    return raw
+
+
 # ---- safetensors ---------------------------------------------------------------------------------
 
 def save(path, tensors, meta):
@@ -152,6 +182,8 @@ def mla_verify(q, kv, block_table, seq_lens, real_seq_lens, qlen, page_size, v_h
 
 def expected_for(tensors, meta):
     f = {n: (decode(d, a) if d in ("BF16", "F16", "F32", "F8_E4M3", "F8_E5M2") else a) for n, (d, a) in tensors.items()}
+    if meta.get("kv_cache_dtype") == "fp8_ds_mla":
+        f["kv_cache"] = from_records(f["kv_cache"])
     scale = float(np.ravel(f["k_scale"])[0]) if "k_scale" in f and tensors["kv_cache"][0].startswith("F8") else 1.0
     return mla_verify(f["q"], f["kv_cache"], f["block_table"], f["seq_lens"], f.get("real_seq_lens", f["seq_lens"]),
                       int(meta["qlen"]), int(meta["page_size"]), int(meta["v_head_dim"]), float(meta["sm_scale"]), scale)

@@ -11,6 +11,7 @@ namespace mlaverify::test {
 struct Bf16Access {
   void (*round)(const float *from, uint16_t *to);                                             // 32 numbers
   void (*fp8_to_bf16)(DType type, const void *from, int32_t n, uint16_t *to);                 // n: a multiple of 32
+  void (*scaled)(const uint16_t *from, float scale, uint16_t *to);                            // 32 numbers
   void (*pairs)(const uint16_t *x, const uint16_t *y, uint16_t *first, uint16_t *last);       // 32 numbers each
   void (*multiply_add)(const uint16_t *a, const uint16_t *b, const float *c, float *result);  // 16 lanes
   // amx_pack.h

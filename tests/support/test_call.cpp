@@ -10,6 +10,7 @@
 #include "oracle/oracle.h"
 #include "oracle/tolerance.h"
 #include "random.h"
+#include "rules/row.h"
 
 namespace mlaverify::test {
 namespace {
@@ -105,13 +106,13 @@ void TestCall::make_cache() {
   cli::Random shuffle(c.seed ^ 0x5eed);
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[shuffle.below(i)]);
 
-  const int64_t slot = c.lk + c.slot_pad;
+  const int64_t row = rules::row_elements(c.kv_dtype, c.lk), slot = row + c.slot_pad;
   const int64_t page = slot * c.page_size + (c.flat ? 0 : c.page_pad);
   kv_ = poisoned(c.kv_dtype, total * page, c.shift, args.kv_cache);
   if (c.flat) {
-    set_shape(args.kv_cache, {int64_t{total} * c.page_size, 1, c.lk}, {slot, c.lk, 1});
+    set_shape(args.kv_cache, {int64_t{total} * c.page_size, 1, row}, {slot, row, 1});
   } else {
-    set_shape(args.kv_cache, {total, c.page_size, 1, c.lk}, {page, slot, c.lk, 1});
+    set_shape(args.kv_cache, {total, c.page_size, 1, row}, {page, slot, row, 1});
   }
 
   const int32_t width = longest + c.table_extra, table_row = width + c.table_pad;
@@ -131,7 +132,7 @@ void TestCall::make_cache() {
     std::copy(mine.begin(), mine.end(), table_.data<int32_t>() + int64_t{b} * table_row);
     for (int32_t k = 0; k < keys; ++k) {
       cli::Random random = random_row(c.seed, 1, stream(b), k, 0);
-      cli::fill_normal(random, c.kv_dtype, key(b, k), c.lk, c.kv_sigma);
+      cli::fill_row(random, c.kv_dtype, key(b, k), c.lk, c.kv_sigma);
     }
   }
 }
@@ -181,7 +182,15 @@ void *TestCall::query(int32_t request, int32_t token, int32_t head) {
 
 void TestCall::set_key(int32_t request, int32_t k, int32_t dim, float value) {
   changed_ = true;
-  rules::store_float(case_.kv_dtype, key(request, k), dim, value);
+  void *const row = key(request, k);
+  const rules::RowPart part = rules::row_part(case_.kv_dtype, case_.lk, dim);
+  if (part.group >= 0) value /= rules::record_scales(row)[part.group];
+  rules::store_float(part.dtype, static_cast<char *>(row) + part.at, dim - part.begin, value);
+}
+
+void TestCall::set_group_scale(int32_t request, int32_t k, int32_t group, float scale) {
+  changed_ = true;
+  rules::record_scales(key(request, k))[group] = scale;
 }
 
 void TestCall::set_query(int32_t request, int32_t token, int32_t head, int32_t dim, float value) {

@@ -15,6 +15,7 @@
 #include "io/device_memory.h"
 #include "io/tensor_buffer.h"
 #include "mlaverify/mlaverify.h"
+#include "rules/row.h"
 #include "support/test_case.h"
 
 namespace mlaverify::test {
@@ -31,10 +32,13 @@ class TestCall {
   // Pages of a request, in order.
   const std::vector<int32_t> &pages(int32_t request) const { return pages_[static_cast<std::size_t>(request)]; }
 
-  // First element of a cached key, of a query.
+  // First element of a cached key, of a query. (rules::row_number() reads the numbers of a key.)
   void *key(int32_t request, int32_t key);
   void *query(int32_t request, int32_t token, int32_t head);
+  // A number of a record is rounded with the scale that its group has.
   void set_key(int32_t request, int32_t key, int32_t dim, float value);
+  // Of a record: its numbers change with it.
+  void set_group_scale(int32_t request, int32_t key, int32_t group, float scale);
   void set_query(int32_t request, int32_t token, int32_t head, int32_t dim, float value);
   // All numbers of a key, of the queries of all tokens and heads.
   void fill_key(int32_t request, int32_t key, float value);

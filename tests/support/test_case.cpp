@@ -66,7 +66,7 @@ void read(const std::string &s, std::optional<float> &x) {
   if (!s.empty()) read(s, x.emplace());
 }
 void read(const std::string &s, DType &x) {
-  for (int32_t t = 0; t <= static_cast<int32_t>(DType::i32); ++t) {
+  for (int32_t t = 0; t <= static_cast<int32_t>(DType::f8_ds_mla); ++t) {
     if (s == io::safetensors_name(static_cast<DType>(t))) x = static_cast<DType>(t);
   }
 }

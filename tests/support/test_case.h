@@ -22,7 +22,7 @@ struct TestCase {
   float q_sigma = 1, kv_sigma = 0.5;  // of the random numbers
   int32_t num_kv_splits = 0;
 
-  // Layout. Paddings are in elements.
+  // Layout. Paddings are in elements (of records: bytes, multiples of 4; shift, too).
   bool flat = false;                   // a 3-D cache; without page_pad
   int32_t slot_pad = 0, page_pad = 0;  // between tokens, between pages
   int32_t spare_pages = 3;             // pages that no request owns
