@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -106,6 +107,7 @@ ModelConfig parse_config(const std::string &text, const std::string &path) {
 ModelConfig read_config(const std::string &path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) throw io::FileError(path, std::string("cannot open: ") + std::strerror(errno));
+  if (!std::filesystem::is_regular_file(path)) throw io::FileError(path, "is not a regular file");
   if (file.tellg() > kMaxBytes) throw io::FileError(path, "is larger than " + std::to_string(kMaxBytes) + " bytes");
   file.seekg(0);
   std::ostringstream text;

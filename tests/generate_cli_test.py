@@ -189,7 +189,7 @@ class Generate(unittest.TestCase):
         os.remove(f"{model}/config.json")
         self.refused("config.json: cannot open: ", "--model", model, "--prompt", "a")
         os.mkdir(f"{model}/config.json")
-        self.refused("config.json: cannot ", "--model", model, "--prompt", "a")
+        self.refused("config.json: is not a regular file", "--model", model, "--prompt", "a")
 
     def test_bad_configs(self):
         for wanted, changes in (("mixture-of-experts", {"n_routed_experts": 64}),
