@@ -46,7 +46,7 @@ CONFIG = {
     "rope_theta": 10000.0,
     "rope_scaling": None,
     "rope_interleave": True,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 512,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
