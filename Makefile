@@ -14,8 +14,9 @@ build/build.ninja:
 	tools/setup build
 	cmake --preset release -DMLAVERIFY_TESTS=OFF
 
-# The first part of a recorded serving trace, served on this machine.
+# Text from a real model by speculative decoding; then the first part of a recorded serving trace, served on this machine.
 demo: build
+	build/bin/mlaverify generate --model models/tiny-mla --prompt "And it came to pass in those days, that " --max-tokens 400
 	build/bin/mlaverify replay data/traces/mooncake_conversation.csv --heads 8 --max-requests 32 --max-batch 20 \
 	  --speed-up 10 --max-steps 80
 
