@@ -42,7 +42,7 @@ struct Weights {
   Mtp mtp;                    // where there is one
 
  private:
-  Weights(ModelConfig c, Checkpoint checkpoint);
+  Weights(ModelConfig c, Checkpoint in);
 };
 
 class Model {

@@ -94,7 +94,7 @@ DecoderOptions options(int32_t qlen) {
   return o;
 }
 
-Written run(DecoderOptions o, const MakeDrafter &make, const std::vector<std::string> &texts, int32_t threads = 2) {
+Written run(DecoderOptions o, const MakeDrafter &make, const std::vector<std::string> &texts, int32_t threads = 1) {
   if (o.num_pages == 1) o.num_pages = pages_for_all(o, texts);
   Model model(weights(), {backend(), threads, o.num_pages, o.page_size});
   const std::unique_ptr<Drafter> drafter = make(model, o);
@@ -114,7 +114,7 @@ const std::vector<std::string> &plain_texts() {
   static const std::vector<std::string> texts = [] {
     DecoderOptions o = options(1);
     o.max_batch = 1;
-    return run(o, kNobody, prompts(), 1).texts;
+    return run(o, kNobody, prompts()).texts;
   }();
   return texts;
 }

@@ -27,7 +27,8 @@ class Generate(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def run_program(self, *arguments, text=True):
-        return subprocess.run([PROGRAM, "generate", *BACKEND, *arguments], capture_output=True, text=text, timeout=300, check=False)
+        # One thread: the threads of several tests at once would wait for each other.
+        return subprocess.run([PROGRAM, "generate", "--threads", "1", *BACKEND, *arguments], capture_output=True, text=text, timeout=300, check=False)
 
     def good(self, *arguments):
         done = self.run_program("--model", MODEL, *arguments)
@@ -112,7 +113,8 @@ class Generate(unittest.TestCase):
     def test_terminal(self):
         """On a terminal accepted drafts are green, and nothing but colours is added."""
         leader, follower = pty.openpty()
-        arguments = [PROGRAM, "generate", *BACKEND, "--model", MODEL, "--prompt", PROMPT, "--max-tokens", "40"]
+        arguments = [PROGRAM, "generate", "--threads", "2", *BACKEND, "--model", MODEL, "--prompt", PROMPT,
+                     "--max-tokens", "40"]
         with subprocess.Popen(arguments, stdout=follower, stderr=subprocess.PIPE) as process:
             os.close(follower)
             out = b""
