@@ -37,7 +37,7 @@ struct GenerateOptions {
   DecoderOptions decoder;
   std::optional<int32_t> pool_pages;
   mlaverify_backend backend = MLAVERIFY_BACKEND_AUTO;
-  int32_t threads = 0;
+  int32_t threads = 1;
   bool no_compare = false;
   bool json = false;
   std::string record;
@@ -353,7 +353,7 @@ void add_generate(CLI::App &app, int &exit_code) {
   verb.add_option("--pool-pages", options->pool_pages, "Pages of the caches (what all prompts need at once)")
       ->check(CLI::Range(1, 1 << 24));
   add_backend_option(verb, options->backend);
-  verb.add_option("--threads", options->threads, "CPU threads (0: one a processor)")
+  verb.add_option("--threads", options->threads, "CPU threads; 0: one a processor (1)")
       ->check(CLI::Range(0, MLAVERIFY_MAX_THREADS));
   verb.add_flag("--no-compare", options->no_compare, "Do not generate once more without drafts to compare");
   verb.add_option("--record", options->record, "Write the attention of verify steps to step files in DIR")->type_name("DIR");

@@ -27,8 +27,7 @@ class Generate(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def run_program(self, *arguments, text=True):
-        # One thread: the threads of several tests at once would wait for each other.
-        return subprocess.run([PROGRAM, "generate", "--threads", "1", *BACKEND, *arguments], capture_output=True, text=text, timeout=300, check=False)
+        return subprocess.run([PROGRAM, "generate", *BACKEND, *arguments], capture_output=True, text=text, timeout=300, check=False)
 
     def good(self, *arguments):
         done = self.run_program("--model", MODEL, *arguments)
