@@ -206,7 +206,8 @@ std::string to_text(const GenerateOptions &options, const std::string &backend, 
                      ? "none"
                      : fmt::format("{}, up to {} tokens verified a step: {} of {} drafted bytes accepted ({:.0f} %)",
                                    options.draft, options.decoder.qlen, s.accepted, s.drafted, percent(s.accepted, s.drafted)));
-  line("attention", fmt::format("{}; all else on the CPU, {} threads", backend, options.threads));
+  line("attention",
+       fmt::format("{}; all else on the CPU, {} thread{}", backend, options.threads, options.threads == 1 ? "" : "s"));
   line("text", fmt::format("{} bytes in {} steps: {:.2f} a step and text (mean accepted length)", s.tokens, s.steps,
                            result.mean_accepted()));
   line("speed",

@@ -10,7 +10,7 @@
 namespace mlaverify::generate {
 namespace {
 
-constexpr int64_t kWorkOfAThread = 1 << 20;  // multiply-adds, tens of microseconds: less is not worth waking a thread for
+constexpr int64_t kWorkOfAThread = 1 << 19;  // multiply-adds, tens of microseconds: less is not worth waking a thread for
 
 MultiplyPanel fastest_panel_product() {
 #ifdef MLAVERIFY_X86
