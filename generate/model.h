@@ -1,6 +1,6 @@
 // The model: from tokens to the scores of the next ones. Projections are absorbed: a head's query is brought to the space of the
-// latents (W_UK), attention runs over the latents themselves, and its result is brought back (W_UV), so that nothing is kept of a token but
-// its latent and its rotated key. A row's numbers have the same bits whatever rows are computed with it.
+// latents (W_UK), attention runs over the latents themselves, and its result is brought back (W_UV), so that nothing is kept of a
+// token but its latent and its rotated key. A row's numbers have the same bits whatever rows are computed with it.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ class Model {
   // Scores of the token that follows each row: [rows][kVocabulary].
   void logits(int64_t rows, const float *states, float *logits);
 
-  // The same of the MTP module. Row r takes the state that led to a token (of the model, or of this module), and that token; its slot in the
-  // module's cache is that of the state. The result leads to the token after that. Only where config().has_mtp.
+  // The same of the MTP module. Row r takes the state that led to a token (of the model, or of this module), and that token; its slot in
+  // the module's cache is that of the state. The result leads to the token after that. Only where config().has_mtp.
   void draft_forward(const Sequences &s, const uint8_t *tokens, const float *states_in, float *states);
   void draft_logits(int64_t rows, const float *states, float *logits);
 

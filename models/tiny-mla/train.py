@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 CONFIG = {
@@ -309,7 +309,6 @@ def main():
                     save_file(bf16_weights(model), options.out / "model.safetensors", metadata={"format": "pt", "step": str(step)})
 
     # The weights as they are in the file.
-    from safetensors.torch import load_file
     model.load_state_dict({k: v.float() for k, v in load_file(options.out / "model.safetensors").items()})
     bits = bits_per_byte(model, held_out, options.length, options.device)
     print("model.safetensors, held out, bits a byte: " + " ".join(f"{b:.4f}" for b in bits))
