@@ -14,8 +14,10 @@ build/build.ninja:
 	tools/setup build
 	cmake --preset release -DMLAVERIFY_TESTS=OFF
 
-# The first part of a recorded serving trace, served on this machine.
+# Text from a real model by speculative decoding; then the first part of a recorded serving trace, served on this machine.
 demo: build
+	build/bin/mlaverify generate --model models/tiny-mla --prompt "In those days there was no king in Israel: " --max-tokens 400 \
+	  --temperature 0.6 --seed 6
 	build/bin/mlaverify replay data/traces/mooncake_conversation.csv --heads 8 --max-requests 32 --max-batch 20 \
 	  --speed-up 10 --max-steps 80
 

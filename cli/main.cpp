@@ -32,6 +32,7 @@ int main(int argc, char **argv) {
   cli::add_bench(app, exit_code);
   cli::add_tune(app, exit_code);
   cli::add_replay(app, exit_code);
+  cli::add_generate(app, exit_code);
   try {
     app.parse(argc, argv);
     demand_output_written();

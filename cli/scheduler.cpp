@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 
 #include "rules/paging.h"
 
@@ -68,12 +69,30 @@ bool Scheduler::begin_step() {
 }
 
 Scheduler::Outcome Scheduler::finish_step(double ms) {
-  now_ms_ += ms;
-  Outcome outcome;
+  std::vector<int32_t> gained;
   for (LiveRequest &request : live_) {
     int32_t advance = 1;
     while (advance < options_.qlen && request.acceptance.uniform() < options_.accept_rate) ++advance;
-    advance = std::min(advance, request.remaining);
+    gained.push_back(std::min(advance, request.remaining));
+  }
+  return finish_step(ms, gained);
+}
+
+Scheduler::Outcome Scheduler::finish_step(double ms, const std::vector<int32_t> &gained) {
+  if (gained.size() != live_.size()) {
+    throw std::logic_error(fmt::format("scheduler: gains of {} requests, {} are live", gained.size(), live_.size()));
+  }
+  for (std::size_t i = 0; i < live_.size(); ++i) {
+    const int32_t most = std::min(options_.qlen, live_[i].remaining);
+    if (gained[i] < 1 || gained[i] > most) {
+      throw std::logic_error(fmt::format("scheduler: a request gains {} tokens, must be from 1 to {}", gained[i], most));
+    }
+  }
+  now_ms_ += ms;
+  Outcome outcome;
+  for (std::size_t i = 0; i < live_.size(); ++i) {
+    LiveRequest &request = live_[i];
+    const int32_t advance = gained[i];
     outcome.accepted += advance;
     request.length += advance;
     request.remaining -= advance;

@@ -1,6 +1,6 @@
 // Continuous batching without the tensors: which requests are live, which pages they own, how far each has come. The caller
 // computes a step between begin_step() and finish_step() and says how long it took; nothing else here depends on time, so the
-// tokens that a request gains in each of its steps follow from the seed alone.
+// tokens that a request gains in each of its steps follow from the seed alone, unless the caller says how many there were.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,11 @@ class Scheduler {
     std::vector<int32_t> freed_pages;  // of finished requests, and wholly rolled back ones
   };
 
-  // Advances the clock by `ms`, accepts or rejects the drafted tokens, and lets go of pages past the new lengths.
+  // Advances the clock by `ms`, accepts or rejects the drafted tokens by chance, and lets go of pages past the new lengths.
   Outcome finish_step(double ms);
+  // The same with the tokens that each live request has gained: from 1 to qlen, and no more than its `remaining`. Throws
+  // std::logic_error for others.
+  Outcome finish_step(double ms, const std::vector<int32_t> &gained);
 
   const std::vector<LiveRequest> &live() const { return live_; }
   const PagePool &pool() const { return pool_; }

@@ -19,5 +19,6 @@ void add_check(CLI::App &app, int &exit_code);
 void add_bench(CLI::App &app, int &exit_code);
 void add_tune(CLI::App &app, int &exit_code);
 void add_replay(CLI::App &app, int &exit_code);
+void add_generate(CLI::App &app, int &exit_code);
 
 }  // namespace mlaverify::cli

@@ -20,6 +20,7 @@ ALLOWED = {
     "src/backends": ["mlaverify/", "rules/", "oracle/", "cpu/", "cuda/", "backends/", *CALL],
     "src/api": ["mlaverify/", "rules/", "backends/", "api/"],
     "src/io": ["mlaverify/", "rules/", "io/"],
+    "generate": ["mlaverify/", "rules/", "io/", "generate/", "cpu/features.h", "random.h", "scheduler.h"],
 }
 # These layers know no operating system, no device and no library: C and C++ standard headers only.
 STANDARD_ONLY = {"include/mlaverify", "src/rules"}

@@ -249,5 +249,28 @@ TEST(Scheduler, JumpsToTheNextArrivalWhenIdle) {
   EXPECT_FALSE(scheduler.begin_step());
 }
 
+TEST(Scheduler, TakesTheGainsThatTheCallerCounted) {
+  SchedulerOptions o;
+  o.qlen = 3;
+  o.page_size = 2;
+  o.num_pages = 20;
+  Scheduler scheduler(o, numbered({{0, 0, 4, 4}, {0, 0, 1, 9}}));
+  ASSERT_TRUE(scheduler.begin_step());
+  EXPECT_EQ(scheduler.live()[0].pages.size(), 4u);  // 7 tokens
+  for (const std::vector<int32_t> &wrong : {std::vector<int32_t>{1}, {1, 0}, {4, 1}, {1, 1, 1}}) {
+    EXPECT_THROW(scheduler.finish_step(1, wrong), std::logic_error);
+  }
+  EXPECT_EQ(scheduler.finish_step(1, {1, 3}).accepted, 4);
+  EXPECT_EQ(scheduler.live()[0].length, 5);
+  EXPECT_EQ(scheduler.live()[1].length, 4);
+  EXPECT_EQ(scheduler.live()[0].pages.size(), 3u);
+  ASSERT_TRUE(scheduler.begin_step());
+  scheduler.finish_step(1, {2, 1});
+  ASSERT_TRUE(scheduler.begin_step());
+  EXPECT_THROW(scheduler.finish_step(1, {2, 1}), std::logic_error);  // more than it still wants
+  scheduler.finish_step(1, {1, 1});
+  EXPECT_EQ(scheduler.served(), 1);
+}
+
 }  // namespace
 }  // namespace mlaverify::cli

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Tests of `mlaverify generate` as a user runs it.
+
+    python3 tests/generate_cli_test.py PATH_TO_mlaverify PATH_TO_models/tiny-mla [--backend NAME] [unittest arguments]
+"""
+import json
+import os
+import pathlib
+import pty
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from reference_model import SMALL, mla_oracle, write_random
+
+PROGRAM = MODEL = ""
+BACKEND = []
+PROMPT = "And it came to pass in those days, that "
+
+
+class Generate(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def run_program(self, *arguments, text=True):
+        return subprocess.run([PROGRAM, "generate", *BACKEND, *arguments], capture_output=True, text=text, timeout=300, check=False)
+
+    def good(self, *arguments):
+        done = self.run_program("--model", MODEL, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+        self.assertEqual(done.stderr, "")
+        return done.stdout
+
+    def json(self, *arguments):
+        return json.loads(self.good(*arguments, "--json"))
+
+    def refused(self, wanted, *arguments, code=2):
+        done = self.run_program(*arguments)
+        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("mlaverify: "), done.stderr)
+        self.assertIn(wanted, done.stderr)
+
+    def model(self, name="model", **changes):
+        """A small random checkpoint, its config changed (None: the key is left out)."""
+        write_random(self.folder / name, SMALL)
+        config = {k: v for k, v in {**SMALL, **changes}.items() if v is not None}
+        (self.folder / name / "config.json").write_text(json.dumps(config))
+        return str(self.folder / name)
+
+    def with_tensors(self, change):
+        path = pathlib.Path(self.model()) / "model.safetensors"
+        tensors, _ = mla_oracle.load(path)
+        change(tensors)
+        mla_oracle.save(path, tensors, {})
+        return str(path.parent)
+
+    # ---- what it writes ----
+
+    def test_text_and_summary(self):
+        out = self.good("--prompt", PROMPT, "--max-tokens", "60")
+        self.assertTrue(out.startswith(PROMPT))
+        self.assertNotIn("\033", out)  # no colours in a pipe
+        self.assertIn("; the same text\n", out)
+        for line in ("drafts     mtp", "attention  ", "text       60 bytes in ", "speed      ", "undrafted  ", "speed-up   "):
+            self.assertIn("\n" + line, out)
+
+    def test_every_drafter_and_length_writes_the_same(self):
+        texts = set()
+        for draft in ("mtp", "ngram", "none"):
+            for qlen in (1, 2, 5, 8):
+                result = self.json("--prompt", PROMPT, "--max-tokens", "50", "--draft", draft, "--qlen", str(qlen))
+                texts.add(result["texts"][0]["text"])
+                self.assertEqual(result["same_text"], None if draft == "none" else True)
+                drafted = result["drafted"]
+                self.assertEqual(drafted["tokens"], 50)
+                self.assertAlmostEqual(drafted["mean_accepted_length"] * drafted["steps"], 50)
+                # A step gives a byte of the model's own behind the accepted ones, unless the text ends before.
+                self.assertIn(drafted["steps"] + drafted["accepted"] - 50, (0, 1))
+                self.assertLessEqual(drafted["accepted"], drafted["drafted"])
+                if draft == "mtp" and qlen == 5:
+                    self.assertGreater(drafted["mean_accepted_length"], 2)
+        self.assertEqual(len(texts), 1)
+        self.assertEqual(len(texts.pop()), 50)
+
+    def test_several_prompts(self):
+        file = self.folder / "prompt"
+        file.write_bytes(b"Blessed is he that ")
+        arguments = ["--prompt", PROMPT, "--prompt", "The", "--prompt-file", str(file), "--max-tokens", "30"]
+        alone = [self.json("--prompt", p, "--max-tokens", "30")["texts"][0]["text"] for p in (PROMPT, "The", "Blessed is he that ")]
+        for batch in ("1", "2", "8"):
+            texts = self.json(*arguments, "--batch", batch)["texts"]
+            self.assertEqual([t["text"] for t in texts], alone)
+            self.assertEqual([t["prompt"] for t in texts], [PROMPT, "The", "Blessed is he that "])
+        out = self.good(*arguments, "--no-compare")
+        shown = "".join(f"---- prompt {i + 1}\n{t['prompt']}{t['text']}\n" for i, t in enumerate(texts))
+        self.assertTrue(out.startswith(shown), out)
+        self.assertNotIn("undrafted", out)
+
+    def test_temperature(self):
+        def text(*more):
+            return self.json("--prompt", PROMPT, "--max-tokens", "40", *more)["texts"][0]["text"]
+        hot = text("--temperature", "1", "--seed", "3")
+        self.assertEqual(hot, text("--temperature", "1", "--seed", "3", "--draft", "none"))
+        self.assertNotEqual(hot, text("--temperature", "1", "--seed", "4"))
+        self.assertEqual(text(), text("--seed", "9"))
+
+    def test_terminal(self):
+        """On a terminal accepted drafts are green, and nothing but colours is added."""
+        leader, follower = pty.openpty()
+        arguments = [PROGRAM, "generate", "--threads", "2", *BACKEND, "--model", MODEL, "--prompt", PROMPT,
+                     "--max-tokens", "40"]
+        with subprocess.Popen(arguments, stdout=follower, stderr=subprocess.PIPE) as process:
+            os.close(follower)
+            out = b""
+            while True:
+                try:
+                    part = os.read(leader, 4096)
+                except OSError:  # the other side is closed
+                    break
+                if not part:
+                    break
+                out += part
+            os.close(leader)
+            process.communicate(timeout=300)
+        self.assertIn(b"\033[32m", out)
+        plain = out.replace(b"\033[32m", b"").replace(b"\033[0m", b"").replace(b"\r\n", b"\n").decode()
+        self.assertNotIn("\033", plain)
+        self.assertTrue(plain.startswith(self.good("--prompt", PROMPT, "--max-tokens", "40").split("\n\n")[0]), plain)
+
+    def test_record(self):
+        steps = self.folder / "steps"
+        out = self.good("--prompt", PROMPT, "--prompt", "Amen", "--max-tokens", "40", "--record", str(steps), "--record-steps", "2,5",
+                        "--page-size", "16")
+        files = sorted(steps.iterdir())
+        self.assertEqual([f.name for f in files], [f"step-{s:04}-layer-{i}.safetensors" for s in (2, 5) for i in range(4)])
+        for file in files:
+            self.assertIn(f"recorded   {file}\n", out)
+        tensors, meta = mla_oracle.load(files[-1])
+        self.assertEqual(meta["page_size"], "16")
+        self.assertEqual(tensors["q"][1].shape, (2 * int(meta["qlen"]), 8, 576))
+        self.assertIn("layer 3, verify step 5", meta["note"])
+        done = subprocess.run([PROGRAM, "check", *BACKEND, *map(str, files)], capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_a_model_of_another_shape(self):
+        done = self.run_program("--model", self.model(), "--prompt", "abc", "--max-tokens", "20", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(json.loads(done.stdout)["same_text"])
+
+    # ---- bad input ----
+
+    def test_bad_prompts(self):
+        model = ["--model", MODEL]
+        self.refused("no prompt", *model)
+        self.refused("prompt 2: is empty", *model, "--prompt", "a", "--prompt", "")
+        empty = self.folder / "empty"
+        empty.write_bytes(b"")
+        self.refused("prompt 1: is empty", *model, "--prompt-file", str(empty))
+        self.refused(f"{self.folder}: is not a regular file", *model, "--prompt-file", str(self.folder))
+        self.refused("prompt 1: needs 4 pages of 64 tokens, the pool has 2", *model, "--prompt", "a" * 100, "--max-tokens", "100",
+                     "--pool-pages", "2")
+        self.refused("positions", *model, "--prompt", "a" * 2000)
+
+    def test_bad_options(self):
+        model = ["--model", MODEL, "--prompt", "a"]
+        self.refused("--model", "--prompt", "a")
+        self.refused("--qlen", *model, "--qlen", "0")
+        self.refused("--draft", *model, "--draft", "nobody")
+        self.refused("--temperature", *model, "--temperature", "-1")
+        self.refused("--temperature", *model, "--temperature", "nan")
+        file = self.folder / "file"
+        file.write_bytes(b"")
+        self.refused(f"{file}: cannot be made", *model, "--record", str(file))
+        no_mtp = self.folder / "no-mtp"
+        write_random(no_mtp, {**SMALL, "num_nextn_predict_layers": 0})
+        self.refused("has no MTP module", "--model", str(no_mtp), "--prompt", "a")
+
+    def test_bad_folders(self):
+        self.refused("/nowhere: is not a directory", "--model", "/nowhere", "--prompt", "a")
+        file = f"{MODEL}/config.json"
+        self.refused(f"{file}: is not a directory", "--model", file, "--prompt", "a")
+        model = self.model()
+        os.remove(f"{model}/model.safetensors")
+        self.refused("model.safetensors: cannot open: ", "--model", model, "--prompt", "a")
+        os.remove(f"{model}/config.json")
+        self.refused("config.json: cannot open: ", "--model", model, "--prompt", "a")
+        os.mkdir(f"{model}/config.json")
+        self.refused("config.json: is not a regular file", "--model", model, "--prompt", "a")
+
+    def test_bad_configs(self):
+        for wanted, changes in (("mixture-of-experts", {"n_routed_experts": 64}),
+                                ("quantised", {"quantization_config": {"quant_method": "fp8"}}),
+                                ("other attention than MLA", {"kv_lora_rank": None}),
+                                ("hidden_size: 65", {"hidden_size": 65}),
+                                ("hidden_size: missing", {"hidden_size": None}),
+                                ("vocab_size: 32000", {"vocab_size": 32000})):
+            model = self.model(**changes)
+            self.refused("" if wanted == "hidden_size: 65" else f"{model}/config.json: ", "--model", model, "--prompt", "a")
+            if wanted != "hidden_size: 65":
+                self.refused(wanted, "--model", model, "--prompt", "a")
+        model = self.model(hidden_size=65)  # a legal config, of another model
+        self.refused("model.embed_tokens.weight: BF16 [256, 64], must be BF16 [256, 65]", "--model", model, "--prompt", "a")
+
+    def test_bad_tensors(self):
+        name = "model.layers.1.self_attn.kv_b_proj.weight"
+
+        def change(what):
+            return ["--model", self.with_tensors(what), "--prompt", "a"]
+        self.refused(f"model.safetensors: {name}: missing, must be BF16 [102, 40]", *change(lambda t: t.pop(name)))
+        self.refused(f"{name}: BF16 [40, 102], must be BF16 [102, 40]", *change(lambda t: t.update({name: ("BF16", t[name][1].T)})))
+        self.refused(f"{name}: F32 [102, 40], must be",
+                     *change(lambda t: t.update({name: ("F32", mla_oracle.from_bf16(t[name][1]).astype("float32"))})))
+        self.refused('"model.layers.0.self_attn.q_proj.bias": is no tensor of the model',
+                     *change(lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": t["model.norm.weight"]})))
+        broken = self.model()
+        file = pathlib.Path(broken) / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-10])
+        self.refused("model.safetensors: ", "--model", broken, "--prompt", "a")
+
+    def test_a_copy_works(self):
+        """The folder is all that is needed."""
+        shutil.copytree(MODEL, self.folder / "copy")
+        done = self.run_program("--model", str(self.folder / "copy"), "--prompt", "a", "--max-tokens", "5", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    PROGRAM, MODEL = sys.argv[1], sys.argv[2]
+    rest = sys.argv[3:]
+    if rest[:1] == ["--backend"]:
+        BACKEND, rest = rest[:2], rest[2:]
+    unittest.main(argv=sys.argv[:1] + rest)
