@@ -43,8 +43,11 @@ def install(decode: bool = False) -> list[str]:
     if _installed and (not decode or DECODE in _installed):
         return sorted(_installed)
     version = _vllm_version()
-    _refuse_machine()
-    module = importlib.import_module(MODULE)
+    try:
+        _refuse_machine()
+        module = importlib.import_module(MODULE)
+    except ImportError as error:
+        raise RuntimeError(f"vLLM {version}: {error}") from error
     ours = replacements() if hasattr(module, VERIFY) else {}
     if decode:
         ours[DECODE] = _decode_attention_fwd(getattr(module, DECODE, None))
