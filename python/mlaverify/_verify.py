@@ -87,7 +87,7 @@ def verify(
         out, lse = outputs(q, v_head_dim, out, lse)
         torch_op.verify_into(q, kv_cache, block_table, seq_lens, out, lse, *options)
         return out, lse
-    if tensor and torch.is_grad_enabled():
+    if tensor and (q.requires_grad or getattr(kv_cache, "requires_grad", False)) and torch.is_grad_enabled():
         refuse_gradients(q=q, kv_cache=kv_cache)
     if out is None or lse is None:
         out, lse = outputs(q, v_head_dim, out, lse)

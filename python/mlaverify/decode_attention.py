@@ -69,7 +69,7 @@ def decode_attention_fwd_verify(
                 k_scale,
             )  # fmt: skip
             return
-        if torch.is_grad_enabled():
+        if (q.requires_grad or getattr(k_buffer, "requires_grad", False)) and torch.is_grad_enabled():
             refuse_gradients(q=q, k_buffer=k_buffer)
     try:
         _core.decode_attention_fwd_verify(

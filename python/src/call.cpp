@@ -27,8 +27,10 @@ int32_t page_size_of(const mlaverify_tensor &kv_cache) {
 
 // The size of the last dimension.
 int32_t width(const mlaverify_tensor &t, const char *name, const char *must) {
-  const std::string rank = t.ndim == 0 && t.data == nullptr ? ": is missing" : ": got rank " + std::to_string(t.ndim);
-  if (t.ndim < 1 || t.ndim > 4) throw nb::value_error((name + rank + must).c_str());
+  if (t.ndim < 1 || t.ndim > 4) {
+    const std::string rank = t.ndim == 0 && t.data == nullptr ? ": is missing" : ": got rank " + std::to_string(t.ndim);
+    throw nb::value_error((name + rank + must).c_str());
+  }
   const int64_t size = t.shape[t.ndim - 1];
   if (size <= std::numeric_limits<int32_t>::max()) return static_cast<int32_t>(size);
   throw nb::value_error((std::string(name) + ": got width " + std::to_string(size) + must).c_str());
