@@ -48,9 +48,12 @@ format:
 
 lint:
 	tools/setup lint
+	tools/setup python
 	cmake --preset release -DMLAVERIFY_TESTS=ON
+	cmake --preset python
 	tools/format
 	tools/tidy build
+	tools/tidy build/python python/src
 	python3 tests/include_direction.py
 
 # All tests with AddressSanitizer and UndefinedBehaviorSanitizer.

@@ -53,7 +53,8 @@ def verify(
         num_kv_splits: 0: the library chooses; n: keys are cut in at most n pieces by the documented rule.
         batch_invariant: the bits of a row depend on nothing but its queries, its keys and the scales.
         checked: on a GPU, read lengths and page ids back and refuse bad ones (waits for the stream). On a CPU they are always checked.
-        out: ``[B*qlen, H, Lv]`` in the type of q, written to; by default a new array of the framework of q.
+        out: ``[B*qlen, H, Lv]`` in the type of q, written to; by default a new array of the framework of q. Like lse and workspace it must
+            not overlap any other argument, which is not checked.
         lse: ``[B*qlen, H]`` f32, written to; by default a new one.
         workspace: uint8 memory where q is, of :func:`workspace_size` bytes, aligned to 256; by default memory that is kept for the stream
             or the thread (while torch captures a graph: new memory of that graph).
@@ -86,8 +87,8 @@ def verify(
         out, lse = outputs(q, v_head_dim, out, lse)
         torch_op.verify_into(q, kv_cache, block_table, seq_lens, out, lse, *options)
         return out, lse
-    if tensor and q.requires_grad and torch.is_grad_enabled():  # a result without a gradient would be wrong in training, silently
-        raise ValueError("q: requires a gradient, which verify does not compute: detach() it, or use torch.no_grad()")
+    if tensor and (q.requires_grad or getattr(kv_cache, "requires_grad", False)) and torch.is_grad_enabled():
+        refuse_gradients(q=q, kv_cache=kv_cache)
     if out is None or lse is None:
         out, lse = outputs(q, v_head_dim, out, lse)
     needed = _core.verify(
@@ -102,7 +103,7 @@ def verify(
             batch_invariant, checked, backend, num_threads, dtype, kv_dtype, stream, q.new_empty(needed, dtype=torch.uint8),
         )  # fmt: skip
     if stream is not None and tensor and q.is_cuda:
-        keep_for_stream(stream, q, kv_cache, out, lse, block_table, seq_lens, real_seq_lens, k_scale, workspace)
+        keep_for_stream(stream, q.device, q, kv_cache, out, lse, block_table, seq_lens, real_seq_lens, k_scale, workspace)
     return out, lse
 
 
@@ -142,15 +143,21 @@ def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
     shape: Any = getattr(q, "shape", ())
     if len(shape) != 3:
         raise ValueError(f"q: got {type(q).__name__} of shape {list(shape)}, must be an array [B*qlen, H, Lk]")
-    rows, heads = shape[0], shape[1]
-    framework = type(q).__module__.partition(".")[0]
+    rows, heads, key_width = shape
+    if not hasattr(v_head_dim, "__index__"):
+        raise TypeError(f"v_head_dim: got {v_head_dim!r}, must be an int")
+    if not 8 <= v_head_dim <= key_width:  # before memory of that size is asked for
+        raise ValueError(f"v_head_dim: got {v_head_dim}, must be in 8 ... {key_width}, the width of q")
+    framework = next((name for c in type(q).__mro__ if (name := c.__module__.partition(".")[0]) in ("numpy", "cupy")), type(q).__module__)
     if is_torch(q):
         import torch
 
         new_out = q.new_empty((rows, heads, v_head_dim)) if out is None else out
         return new_out, q.new_empty((rows, heads), dtype=torch.float32) if lse is None else lse
     if framework not in ("numpy", "cupy"):  # JAX's arrays, for example, never change
-        raise TypeError(f"out, lse: are missing, must be given where q is of {framework}: arrays like it cannot be made to write to")
+        raise TypeError(
+            f"out, lse: are missing, must be given where q is of {framework.partition('.')[0]}: arrays like it cannot be made to write to"
+        )
     module = sys.modules[framework]
     with q.device if framework == "cupy" else contextlib.nullcontext():
         new_out = module.empty((rows, heads, v_head_dim), dtype=q.dtype) if out is None else out
@@ -162,14 +169,21 @@ def is_torch(array: Any) -> bool:
     return hasattr(array, "is_cuda")
 
 
-def keep_for_stream(stream: Any, *tensors: Any) -> None:
-    """Has torch's allocator keep memory that goes out of use until `stream` is done with it."""
+def refuse_gradients(**tensors: Any) -> None:
+    """ValueError for a tensor that requires a gradient: a result without one would be wrong in training, silently."""
+    for name, tensor in tensors.items():
+        if getattr(tensor, "requires_grad", False):
+            raise ValueError(f"{name}: requires a gradient, which is not computed: detach() it, or use torch.no_grad()")
+
+
+def keep_for_stream(stream: Any, device: Any, *tensors: Any) -> None:
+    """Has torch's allocator keep memory that goes out of use until `stream`, of `device`, is done with it."""
     import torch
 
     if isinstance(stream, int):
-        stream = torch.cuda.ExternalStream(stream)
+        stream = torch.cuda.ExternalStream(stream, device)
     elif not isinstance(stream, torch.cuda.Stream):
-        stream = torch.cuda.ExternalStream(stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream.ptr)
+        stream = torch.cuda.ExternalStream(stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream.ptr, device)
     for tensor in tensors:
         if is_torch(tensor):
             tensor.record_stream(stream)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from mlaverify import _core
+from mlaverify._verify import refuse_gradients
 
-_NAMES = {"kv_cache": "k_buffer", "out": "o", "block_table": "req_to_token", "v_head_dim": "v_buffer"}  # the library's: those used here
+_NAMES = {"kv_cache": "k_buffer", "out": "o", "block_table": "req_to_token"}  # the library's: those used here
 
 
 def decode_attention_fwd_verify(
@@ -40,7 +42,7 @@ def decode_attention_fwd_verify(
     Args:
         q: ``[B*qlen, H, Lk]`` f32, f16 or bf16, the tokens of a request one after the other.
         k_buffer: ``[num_pages, page_size, 1, Lk]`` or ``[num_pages*page_size, 1, Lk]`` f32, f16, bf16 or FP8.
-        v_buffer: ``k_buffer[..., :Lv]``. Only its width is used.
+        v_buffer: ``k_buffer[..., :Lv]``, which says Lv; other memory is refused.
         o: ``[B*qlen, H, Lv]`` in the type of q.
         lse: ``[B*qlen, H]`` f32, natural logarithm.
         req_to_token: ``[B, max_pages]`` int32 block table.
@@ -67,13 +69,15 @@ def decode_attention_fwd_verify(
                 k_scale,
             )  # fmt: skip
             return
+        if (q.requires_grad or getattr(k_buffer, "requires_grad", False)) and torch.is_grad_enabled():
+            refuse_gradients(q=q, k_buffer=k_buffer)
     try:
         _core.decode_attention_fwd_verify(
             q, k_buffer, v_buffer, o, lse, req_to_token, seq_lens, real_seq_lens, qlen, attn_logits, num_kv_splits, sm_scale, page_size,
             k_scale,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
-        raise _renamed(error) from None
+        raise _renamed(error, "v_buffer") from None
 
 
 def warmup_decode_attention_fwd_verify(
@@ -95,10 +99,12 @@ def warmup_decode_attention_fwd_verify(
     :func:`decode_attention_fwd_verify`, but the rows of q, o and lse need not fit every qlen. Nothing in the tensors changes. Not during
     stream capture.
     """
+    if not isinstance(qlens, Iterable):
+        raise TypeError(f"qlens: got {qlens!r}, must be ints")
     try:
-        _core.warmup(q, k_buffer, o, lse, req_to_token, bool(has_real), [int(n) for n in qlens], attn_logits, sm_scale, page_size, k_scale)
+        _core.warmup(q, k_buffer, o, lse, req_to_token, bool(has_real), list(qlens), attn_logits, sm_scale, page_size, k_scale)
     except (TypeError, ValueError) as error:
-        raise _renamed(error) from None
+        raise _renamed(error, "o") from None
 
 
 def select_verify_config(batch: int, qlen: int, num_heads: int) -> dict[str, int]:
@@ -116,7 +122,9 @@ def select_verify_config(batch: int, qlen: int, num_heads: int) -> dict[str, int
 
 
 def verify_row_blocks(qlen: int, num_heads: int, block_h: int) -> int:
-    """Row tiles of a request: ``ceil(qlen * num_heads / block_h)``."""
+    """Row tiles of a request: ``ceil(qlen * num_heads / block_h)``. ValueError where block_h is below 1."""
+    if block_h < 1:
+        raise ValueError(f"block_h: got {block_h}, must be >= 1")
     return -(-qlen * num_heads // block_h)
 
 
@@ -151,10 +159,11 @@ def _storage_view(t: Any, shape: tuple[int, ...]) -> Any:
     return t.as_strided(shape, strides, 0)
 
 
-def _renamed(error: Exception) -> Exception:
-    """The same error with the name that the argument has here."""
+def _renamed(error: Exception, v_head_dim: str) -> Exception:
+    """The same error with the name that the argument has here; an exception that an array raised as it is."""
     name, colon, text = str(error).partition(":")
-    return type(error)(_NAMES.get(name, name) + colon + text)
+    here = {**_NAMES, "v_head_dim": v_head_dim}.get(name)
+    return error if here is None or type(error) not in (TypeError, ValueError) else type(error)(here + colon + text)
 
 
 def replacements() -> dict[str, Any]:

@@ -94,8 +94,9 @@ def decode_attention_fwd_verify(
     page_size: int,
     k_scale: Optional[Tensor] = None,
 ) -> None:
+    values = k_buffer[..., : v_buffer.shape[-1]]  # a compiler may have made v_buffer a copy
     _decode_attention.decode_attention_fwd_verify(
-        q, k_buffer, v_buffer, o, lse, req_to_token, seq_lens, real_seq_lens, qlen, attn_logits, num_kv_splits, sm_scale, page_size, k_scale
+        q, k_buffer, values, o, lse, req_to_token, seq_lens, real_seq_lens, qlen, attn_logits, num_kv_splits, sm_scale, page_size, k_scale
     )
 
 

@@ -1,7 +1,7 @@
 """Puts this library's functions in the place of vLLM's Triton functions.
 
 ``install()`` in a program that runs vLLM, or nothing at all: vLLM loads :func:`plugin` in each of its processes where the package is
-installed (``VLLM_PLUGINS`` names the plugins to load, if not all).
+installed. ``MLAVERIFY_VLLM=0`` in the environment switches that off (``VLLM_PLUGINS``, vLLM's own, names the plugins to load, if not all).
 """
 
 from __future__ import annotations
@@ -19,38 +19,43 @@ from mlaverify.decode_attention import replacements
 
 MODULE = "vllm.v1.attention.ops.triton_decode_attention"
 VERIFY = "decode_attention_fwd_verify"
+DECODE = "decode_attention_fwd"
+SWITCH = "MLAVERIFY_VLLM"
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("vllm.plugins.mlaverify")  # below vLLM's own, whose handler and level are the ones that are set up
 _installed: dict[str, tuple[Any, Any]] = {}  # name: vLLM's own, ours
 
 
 def install(decode: bool = False) -> list[str]:
-    """Replaces vLLM's functions that verify several tokens a request, wherever vLLM's modules have them; again, it does nothing.
+    """Replaces vLLM's functions that verify several tokens a request, wherever vLLM's modules have them. What is replaced already stays so.
 
     Args:
         decode: replace ``decode_attention_fwd`` as well (and alone, where vLLM has no others): it computes one token a row, and where a
             request has several, each reads the cache anew. Calls that are no MLA, or cap logits, still go to vLLM's own.
 
     Returns:
-        The names replaced.
+        The names replaced, by this call and those before.
 
     Raises:
         RuntimeError: vLLM is not installed, has no such functions, they take other arguments, or this library cannot stand in for them
             here; the message says which. Nothing was replaced.
     """
-    if _installed:
+    if _installed and (not decode or DECODE in _installed):
         return sorted(_installed)
     version = _vllm_version()
-    _refuse_machine()
-    module = importlib.import_module(MODULE)
+    try:
+        _refuse_machine()
+        module = importlib.import_module(MODULE)
+    except ImportError as error:
+        raise RuntimeError(f"vLLM {version}: {error}") from error
     ours = replacements() if hasattr(module, VERIFY) else {}
     if decode:
-        ours["decode_attention_fwd"] = _decode_attention_fwd(getattr(module, "decode_attention_fwd", None))
+        ours[DECODE] = _decode_attention_fwd(getattr(module, DECODE, None))
     elif not ours:
         raise RuntimeError(
             f"vLLM {version}: {MODULE} has no {VERIFY}; install(decode=True) replaces decode_attention_fwd, which computes one token a row"
         )
-    pairs = {name: (getattr(module, name, None), value) for name, value in ours.items()}
+    pairs = {name: (getattr(module, name, None), value) for name, value in ours.items() if name not in _installed}
     for name, (theirs, value) in pairs.items():
         if theirs is None:
             raise RuntimeError(f"vLLM {version}: {MODULE} has no {name}")
@@ -72,11 +77,16 @@ def uninstall() -> None:
 
 
 def plugin() -> None:
-    """What vLLM calls where this package is installed: install(), or a line in the log that says why not."""
+    """What vLLM calls where this package is installed: install(), or a line in the log that says why not. Never raises."""
+    if os.environ.get(SWITCH, "1") == "0":
+        _logger.info("mlaverify does nothing: %s is 0", SWITCH)
+        return
     try:
-        _logger.info("mlaverify stands in for %s", ", ".join(install()))
+        _logger.info("mlaverify stands in for %s (%s=0 switches it off)", ", ".join(install()), SWITCH)
     except RuntimeError as reason:
         _logger.info("mlaverify does nothing: %s", reason)
+    except Exception:  # vLLM would not start: it calls its plugins unguarded
+        _logger.warning("mlaverify does nothing, after an unexpected error", exc_info=True)
 
 
 def _vllm_version() -> str:
@@ -87,12 +97,17 @@ def _vllm_version() -> str:
 
 
 def _refuse_machine() -> None:
-    """(Asks no device: vLLM may fork processes yet, in which CUDA would not work if it had been used before.)"""
+    """(Asks the device by way of vLLM alone: it may fork processes yet, in which CUDA would not work if it had been used before.)"""
     torch = importlib.import_module("torch")
-    if torch.version.hip is not None:
+    if getattr(torch.version, "hip", None) is not None:
         raise RuntimeError("this torch is for AMD GPUs, which this library does not run on")
     if not _core.with_cuda():
         raise RuntimeError("this build of mlaverify has no CUDA support")
+    platform = importlib.import_module("vllm.platforms").current_platform
+    if not platform.is_cuda():
+        raise RuntimeError(f"vLLM runs on {getattr(platform, 'device_name', 'another platform')}, must be an NVIDIA GPU")
+    if not platform.has_device_capability(80):
+        raise RuntimeError("the GPU's compute capability is below 8.0, the least that this library runs on")
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
         raise RuntimeError("VLLM_BATCH_INVARIANT is set, and what stands in for vLLM's functions is not batch-invariant")
 

@@ -22,16 +22,17 @@ struct ElementType {
   const char *name;        // the library's
   const char *array_name;  // NumPy's, ml_dtypes' and torch's
   uint8_t dlpack_code, bits;
+  mlaverify_dtype alone = kOwnDtype;  // asks for this type and nothing else
 };
 
 constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kFloat8E4M3FN = 10, kFloat8E5M2 = 12;  // DLPack's codes
 constexpr ElementType kTypes[] = {
-    {MLAVERIFY_F32, "f32", "float32", kFloat, 32},
+    {MLAVERIFY_F32, "f32", "float32", kFloat, 32, kFloat32},
     {MLAVERIFY_F16, "f16", "float16", kFloat, 16},
     {MLAVERIFY_BF16, "bf16", "bfloat16", kBfloat, 16},
     {MLAVERIFY_F8_E4M3, "f8_e4m3", "float8_e4m3fn", kFloat8E4M3FN, 8},
     {MLAVERIFY_F8_E5M2, "f8_e5m2", "float8_e5m2", kFloat8E5M2, 8},
-    {MLAVERIFY_I32, "i32", "int32", kInt, 32},
+    {MLAVERIFY_I32, "i32", "int32", kInt, 32, kInt32},
     {MLAVERIFY_F8_DS_MLA, "f8_ds_mla", nullptr, 0, 8},  // records, which only bytes with that name given can be
 };
 
@@ -42,39 +43,43 @@ const ElementType &type_of(mlaverify_dtype dtype) {
   return kTypes[0];  // not reached
 }
 
-// The dtype of an array whose own is `own` (null: none of the library's, called `own_name`, of `bits`), taken as `wanted`.
-mlaverify_dtype taken_as(const char *name, const ElementType *own, const std::string &own_name, int bits,
-                         mlaverify_dtype wanted) {
-  if (wanted == kBytes) {
-    if (own_name == "uint8") return kBytes;
-    type_error(std::string(name) + ": got " + own_name + ", must be uint8");
+// The dtype of an array whose own is `own` (null: none of the library's, called `own_name`), taken as `wanted`.
+mlaverify_dtype taken_as(const char *name, const ElementType *own, const std::string &own_name, mlaverify_dtype wanted) {
+  constexpr struct {
+    mlaverify_dtype wanted, dtype;
+    const char *array_name;
+  } kFixed[] = {{kBytes, kBytes, "uint8"}, {kInt32, MLAVERIFY_I32, "int32"}, {kFloat32, MLAVERIFY_F32, "float32"}};
+  for (const auto &fixed : kFixed) {
+    if (wanted != fixed.wanted) continue;
+    if (own_name == fixed.array_name) return fixed.dtype;
+    type_error(std::string(name) + ": got " + own_name + ", must be " + fixed.array_name);
   }
   if (wanted == kOwnDtype || (own != nullptr && own->dtype == wanted)) {
     if (own != nullptr) return own->dtype;
-    type_error(std::string(name) + ": got " + own_name + ", must be f32, f16, bf16, f8_e4m3, f8_e5m2 or i32" +
+    type_error(std::string(name) + ": got " + own_name + ", must be f32, f16, bf16, f8_e4m3 or f8_e5m2" +
                (own_name.compare(0, 4, "uint") == 0 ? " (or say what its bits are: dtype, kv_dtype)" : ""));
   }
   const ElementType &type = type_of(wanted);
-  const bool integers = own_name.compare(0, 4, "uint") == 0 || own_name.compare(0, 3, "int") == 0;
-  if (!integers || bits != type.bits) {
+  const std::string integer = "int" + std::to_string(type.bits);
+  if (own_name != integer && own_name != "u" + integer) {
     value_error(std::string(name) + ": got " + own_name + ", must be " + type.name + " or integers of " +
                 std::to_string(type.bits) + " bits where the dtype " + type.name + " is given");
   }
   return wanted;
 }
 
-mlaverify_dtype dtype_by_name(const char *name, const std::string &own, int bits, mlaverify_dtype wanted) {
+mlaverify_dtype dtype_by_name(const char *name, const std::string &own, mlaverify_dtype wanted) {
   const ElementType *type = nullptr;
   for (const ElementType &t : kTypes) {
     if (t.array_name != nullptr && own == t.array_name) type = &t;
   }
-  return taken_as(name, type, own, bits, wanted);
+  return taken_as(name, type, own, wanted);
 }
 
 mlaverify_dtype dtype_by_code(const char *name, nb::dlpack::dtype own, mlaverify_dtype wanted) {
   for (const ElementType &t : kTypes) {
     if (t.array_name != nullptr && own.code == t.dlpack_code && own.bits == t.bits && own.lanes == 1 &&
-        (wanted == kOwnDtype || wanted == t.dtype)) {
+        (wanted == kOwnDtype || wanted == t.dtype || wanted == t.alone)) {
       return t.dtype;
     }
   }
@@ -84,7 +89,7 @@ mlaverify_dtype dtype_by_code(const char *name, nb::dlpack::dtype own, mlaverify
                                               : "DLPack type " + std::to_string(own.code) + " of bits ";
   own_name += std::to_string(own.bits);
   if (own.lanes != 1) type_error(std::string(name) + ": got vectors as elements, must be numbers");
-  return taken_as(name, nullptr, own_name, own.bits, wanted);
+  return taken_as(name, nullptr, own_name, wanted);
 }
 
 // An address or a handle that Python has as a number.
@@ -113,8 +118,12 @@ mlaverify_tensor from_dltensor(const DLTensor &d, const char *name, mlaverify_dt
   for (int32_t i = d.ndim; i-- > 0;) {
     if (i >= 4) continue;
     t.shape[i] = d.shape[i];
-    t.strides[i] = d.strides != nullptr ? d.strides[i] : contiguous;
-    contiguous *= d.shape[i];
+    if (d.strides != nullptr) {
+      t.strides[i] = d.strides[i];
+    } else {
+      t.strides[i] = contiguous;
+      contiguous *= d.shape[i];
+    }
   }
   return t;
 }
@@ -151,11 +160,14 @@ mlaverify_tensor from_numpy(nb::handle array, const char *name, Use use, mlaveri
   const nb::object own = array.attr("dtype");
   const auto item_bytes = nb::cast<int64_t>(own.attr("itemsize"));
   const auto own_name = nb::cast<std::string>(own.attr("name"));
-  if (nb::cast<std::string>(own.attr("byteorder")) == ">") {
-    type_error(std::string(name) + ": got big-endian numbers, must be native ones");
+  if (!nb::cast<bool>(own.attr("isnative"))) {
+    type_error(std::string(name) + ": got numbers in the other byte order, must be in this machine's");
+  }
+  if (!array.type().is(numpy_array()) && nb::hasattr(array, "mask")) {
+    type_error(std::string(name) + ": got an array with a mask, must be without one");
   }
   mlaverify_tensor t = {};
-  t.dtype = dtype_by_name(name, own_name, static_cast<int>(item_bytes * 8), dtype);
+  t.dtype = dtype_by_name(name, own_name, dtype);
   t.device = MLAVERIFY_HOST;
   const nb::object flags = array.attr("flags");
   if (use == Use::output && !nb::cast<bool>(flags.attr("writeable"))) {
@@ -181,8 +193,7 @@ mlaverify_tensor from_numpy(nb::handle array, const char *name, Use use, mlaveri
 mlaverify_tensor from_torch(nb::handle tensor, const char *name, mlaverify_dtype dtype) {
   mlaverify_tensor t = {};
   const auto own_name = nb::cast<std::string>(nb::str(nb::object(tensor.attr("dtype"))));
-  const auto item_bytes = nb::cast<int>(tensor.attr("element_size")());
-  t.dtype = dtype_by_name(name, own_name.substr(own_name.find('.') + 1), item_bytes * 8, dtype);
+  t.dtype = dtype_by_name(name, own_name.substr(own_name.find('.') + 1), dtype);
   const nb::object device = tensor.attr("device");
   const auto device_type = nb::cast<std::string>(device.attr("type"));
   if (device_type != "cpu" && device_type != "cuda") {
@@ -213,16 +224,38 @@ DLTensor describe(const ExchangeApi &api, nb::handle array, const char *name) {
 
 constexpr int32_t kCuda = nb::device::cuda::value, kCudaManaged = nb::device::cuda_managed::value;
 
-bool on_gpu(nb::handle array) {
-  if (!nb::hasattr(array, "__dlpack_device__")) return false;
+// What the array says about itself, which may not be true.
+bool on_gpu(nb::handle array, const char *name) {
+  if (PyType_Check(array.ptr()) || !nb::hasattr(array, "__dlpack_device__")) return false;
   const nb::object device = array.attr("__dlpack_device__")();
-  const auto type = nb::cast<int32_t>(nb::int_(nb::object(device[0])));
+  const bool is_pair = PyTuple_Check(device.ptr()) && nb::len(device) == 2;
+  const nb::object number = nb::steal(is_pair ? PyNumber_Index(PyTuple_GetItem(device.ptr(), 0)) : nullptr);
+  int overflow = 0;
+  const long long type = number.is_valid() ? PyLong_AsLongLongAndOverflow(number.ptr(), &overflow) : -1;
+  if (type < 0) {
+    PyErr_Clear();
+    type_error(std::string(name) + ": got " + nb::cast<std::string>(nb::repr(device)) +
+               " from __dlpack_device__, must be a device type and a number");
+  }
   return type == kCuda || type == kCudaManaged;
+}
+
+// The capsule of an array with DLPack, made for work on `stream` (None: on a CPU). What its __dlpack__ raises is passed on.
+nb::object capsule_of(nb::handle array, const nb::object &stream) {
+  const nb::object method = array.attr("__dlpack__");
+  nb::dict options;
+  if (!stream.is_none()) options["stream"] = stream;
+  try {
+    return method(nb::arg("max_version") = nb::make_tuple(1, 1), **options);
+  } catch (nb::python_error &e) {
+    if (!e.matches(PyExc_TypeError)) throw;
+  }
+  return method(**options);  // older than DLPack 1
 }
 
 void *given_stream(nb::handle stream) {
   nb::object number;
-  if (nb::isinstance<nb::int_>(stream)) {
+  if (nb::isinstance<nb::int_>(stream) && !nb::isinstance<nb::bool_>(stream)) {
     number = nb::borrow(stream);
   } else if (nb::hasattr(stream, "cuda_stream")) {  // torch
     number = stream.attr("cuda_stream");
@@ -252,18 +285,6 @@ mlaverify_dtype dtype_argument(nb::handle name, const char *argument) {
               ", must be None, 'f32', 'f16', 'bf16', 'f8_e4m3', 'f8_e5m2' or 'f8_ds_mla'");
 }
 
-int64_t last_size(nb::handle array, const char *name) {
-  if (const ExchangeApi *api = exchange_api(array)) {
-    const DLTensor d = describe(*api, array, name);
-    if (d.ndim > 0) return d.shape[d.ndim - 1];
-  } else if (nb::hasattr(array, "shape")) {
-    const nb::object shape = array.attr("shape");
-    if (nb::len(shape) > 0) return nb::cast<int64_t>(nb::object(shape[nb::len(shape) - 1]));
-  }
-  type_error(std::string(name) + ": got " + nb::cast<std::string>(nb::repr(array.type())) +
-             ", must be an array with dimensions");
-}
-
 // The stream that work on `array` goes to where the caller names none.
 void *Arrays::current_stream(nb::handle array) {
   if (const ExchangeApi *api = exchange_api(array)) {
@@ -279,7 +300,7 @@ void *Arrays::current_stream(nb::handle array) {
     const nb::object current = nb::module_::import_("torch").attr("cuda").attr("current_stream")(array.attr("device"));
     return pointer(nb::cast<uintptr_t>(current.attr("cuda_stream")));
   }
-  if (!is_instance(array, numpy_array()) && on_gpu(array)) {
+  if (!is_instance(array, numpy_array()) && on_gpu(array, "q")) {
     value_error("stream: is missing, must be given for GPU arrays of a framework that does not tell its current one");
   }
   return nullptr;
@@ -301,19 +322,16 @@ mlaverify_tensor Arrays::view(nb::handle array, const char *name, Use use, mlave
 // Over the protocol, which has the producer put its own work before what comes on the call's stream.
 mlaverify_tensor Arrays::view_of_other(nb::handle array, const char *name, Use use, mlaverify_dtype dtype) {
   nb::object source = nb::borrow(array);
-  if (on_gpu(array)) {
-    const auto number = reinterpret_cast<intptr_t>(stream_);
-    const nb::object method = array.attr("__dlpack__"), stream = nb::int_(number == 0 ? 1 : number);  // 1: the legacy stream
-    try {
-      source = method(nb::arg("stream") = stream, nb::arg("max_version") = nb::make_tuple(1, 1));
-    } catch (nb::python_error &e) {
-      if (!e.matches(PyExc_TypeError)) throw;
-      source = method(nb::arg("stream") = stream);  // older than DLPack 1
-    }
+  if (!PyType_Check(array.ptr()) && nb::hasattr(array, "__dlpack__")) {
+    nb::object stream = nb::none();
+    if (on_gpu(array, name))
+      stream = nb::int_(stream_ == nullptr ? 1 : reinterpret_cast<intptr_t>(stream_));  // 1: the legacy stream
+    source = capsule_of(array, stream);
+    if (!PyCapsule_CheckExact(source.ptr())) source = nb::none();
   }
   nb::ndarray<> writeable;
   nb::ndarray<nb::ro> readable;
-  if (use == Use::output ? !nb::try_cast(source, writeable) : !nb::try_cast(source, readable)) {
+  if (source.is_none() || (use == Use::output ? !nb::try_cast(source, writeable) : !nb::try_cast(source, readable))) {
     type_error(std::string(name) + ": got " + nb::cast<std::string>(nb::repr(array.type())) + ", must be an array" +
                (use == Use::output ? " that can be written to" : "") + " with DLPack (__dlpack__)");
   }

@@ -16,14 +16,12 @@ namespace nb = nanobind;
 enum class Use { input, output };
 
 constexpr mlaverify_dtype kOwnDtype = -1;
-constexpr mlaverify_dtype kBytes = -2;  // plain memory: uint8
+constexpr mlaverify_dtype kBytes = -2;                 // plain memory: uint8
+constexpr mlaverify_dtype kInt32 = -3, kFloat32 = -4;  // that type, and no bits of it in another
 
 // The number of a dtype by the library's name ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "f8_ds_mla"); None: kOwnDtype. ValueError for
 // other names, which begins with `argument`.
 mlaverify_dtype dtype_argument(nb::handle name, const char *argument);
-
-// Size of the last dimension of an array.
-int64_t last_size(nb::handle array, const char *name);
 
 // The arrays of one call, and its stream.
 class Arrays {

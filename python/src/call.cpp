@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
+#include <limits>
 #include <string>
 
+#include "fork.h"
 #include "workspace.h"
 
 namespace mlaverify_python {
@@ -19,7 +20,29 @@ int32_t page_size_of(const mlaverify_tensor &kv_cache) {
         ("page_size: is missing, must be given where kv_cache has not 4 dimensions (got " + std::to_string(kv_cache.ndim) + ")")
             .c_str());
   }
-  return static_cast<int32_t>(kv_cache.shape[1]);
+  if (kv_cache.shape[1] <= std::numeric_limits<int32_t>::max()) return static_cast<int32_t>(kv_cache.shape[1]);
+  throw nb::value_error(
+      ("kv_cache: got " + std::to_string(kv_cache.shape[1]) + " tokens per page, must be below 2^31").c_str());
+}
+
+// The size of the last dimension.
+int32_t width(const mlaverify_tensor &t, const char *name, const char *must) {
+  if (t.ndim < 1 || t.ndim > 4) {
+    const std::string rank = t.ndim == 0 && t.data == nullptr ? ": is missing" : ": got rank " + std::to_string(t.ndim);
+    throw nb::value_error((name + rank + must).c_str());
+  }
+  const int64_t size = t.shape[t.ndim - 1];
+  if (size <= std::numeric_limits<int32_t>::max()) return static_cast<int32_t>(size);
+  throw nb::value_error((std::string(name) + ": got width " + std::to_string(size) + must).c_str());
+}
+
+int32_t width_of_values(const mlaverify_tensor &v, const mlaverify_tensor &k) {
+  constexpr const char *kMust = ", must be k_buffer[..., :Lv]";
+  const int32_t size = width(v, "v_buffer", kMust);
+  if (v.dtype != k.dtype || v.device != k.device || (v.data != k.data && k.shape[0] != 0)) {
+    throw nb::value_error((std::string("v_buffer: got other memory") + kMust).c_str());
+  }
+  return size;
 }
 
 // All bytes set, padding included: arguments are compared as bytes.
@@ -34,19 +57,25 @@ struct Prepared {
     args.q = arrays.view(c.q, "q", Use::input, dtype);
     args.kv_cache = arrays.view(c.kv_cache, "kv_cache", Use::input, kv_dtype);
     args.out = arrays.view(c.out, "out", Use::output, dtype);
-    args.lse = arrays.view(c.lse, "lse", Use::output);
-    args.block_table = arrays.view(c.block_table, "block_table");
-    args.seq_lens = arrays.view(c.seq_lens, "seq_lens");
-    args.real_seq_lens = arrays.view(c.real_seq_lens, "real_seq_lens");
-    args.k_scale = arrays.view(c.k_scale, "k_scale");
-    args.v_head_dim = c.v_head_dim;
+    args.lse = arrays.view(c.lse, "lse", Use::output, kFloat32);
+    args.block_table = arrays.view(c.block_table, "block_table", Use::input, kInt32);
+    args.seq_lens = arrays.view(c.seq_lens, "seq_lens", Use::input, kInt32);
+    args.real_seq_lens = arrays.view(c.real_seq_lens, "real_seq_lens", Use::input, kInt32);
+    args.k_scale = arrays.view(c.k_scale, "k_scale", Use::input, kFloat32);
+    if (c.v_head_dim) {
+      args.v_head_dim = *c.v_head_dim;
+    } else if (c.v_buffer.is_valid()) {
+      args.v_head_dim = width_of_values(arrays.view(c.v_buffer, "v_buffer", Use::input, kv_dtype), args.kv_cache);
+    } else {
+      args.v_head_dim = width(args.out, "out", ", must be [B*qlen, H, Lv]");
+    }
     args.qlen = c.qlen;
     args.page_size = c.page_size ? *c.page_size : page_size_of(args.kv_cache);
     args.num_kv_splits = c.num_kv_splits;
     args.sm_scale = static_cast<float>(c.sm_scale);
     args.flags = c.flags;
     args.backend = c.backend;
-    args.num_threads = c.num_threads;
+    args.num_threads = lost_in_fork() && c.num_threads >= 0 ? 1 : c.num_threads;
     args.stream = arrays.stream();
   }
 };
@@ -91,10 +120,10 @@ Memory aligned(const Memory &m) {
 }
 
 bool is_contiguous(const mlaverify_tensor &t) {
-  int64_t expected = 1;
+  uint64_t expected = 1;  // (of an empty array it may overflow)
   for (int32_t i = t.ndim; i-- > 0;) {
-    if (i >= 4 || (t.shape[i] > 1 && t.strides[i] != expected)) return false;
-    expected *= t.shape[i];
+    if (i >= 4 || (t.shape[i] > 1 && static_cast<uint64_t>(t.strides[i]) != expected)) return false;
+    expected *= static_cast<uint64_t>(t.shape[i]);
   }
   return true;
 }
@@ -114,14 +143,14 @@ Memory memory_of(const mlaverify_tensor &t, const char *name, std::size_t elemen
 
 Memory logits_memory(Prepared &prepared, nb::handle attn_logits) {
   if (attn_logits.is_none()) return {};
-  const mlaverify_tensor logits = prepared.arrays.view(attn_logits, "attn_logits", Use::output);
-  if (logits.dtype != MLAVERIFY_F32) throw nb::value_error("attn_logits: got numbers of another type, must be f32");
+  const mlaverify_tensor logits = prepared.arrays.view(attn_logits, "attn_logits", Use::output, kFloat32);
   return aligned(memory_of(logits, "attn_logits", sizeof(float), prepared.args));
 }
 
 void run_in(Args &args, void *workspace, std::size_t bytes) {
   args.workspace = workspace;
   args.workspace_bytes = bytes;
+  if (args.q.device == MLAVERIFY_HOST) threads_started();
   mlaverify_status status;
   {
     const nb::gil_scoped_release release;

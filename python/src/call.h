@@ -20,7 +20,9 @@ void raise_on_error(mlaverify_status status);
 struct CallArguments {
   nb::handle q = Py_None, kv_cache = Py_None, out = Py_None, lse = Py_None, block_table = Py_None, seq_lens = Py_None;
   nb::handle real_seq_lens = Py_None, k_scale = Py_None;
-  int32_t v_head_dim = 0, qlen = 0, num_kv_splits = 0;
+  nb::handle v_buffer;                // of the Triton function: the beginning of each row of kv_cache
+  std::optional<int32_t> v_head_dim;  // none: the width of v_buffer, or of out where there is none
+  int32_t qlen = 0, num_kv_splits = 0;
   std::optional<int32_t> page_size;  // none: what a cache with four dimensions says
   double sm_scale = 0;
   uint32_t flags = 0;

@@ -1,12 +1,9 @@
 // mlaverify._core: what the package needs of the library. Positional arguments only; the package's functions give them names and
 // defaults.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <limits>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,31 +13,42 @@
 namespace mlaverify_python {
 namespace {
 
-// An int32_t; TypeError for what is no integer, ValueError for one that does not fit.
-int32_t integer(nb::handle value, const char *name) {
+std::string refusal(nb::handle value, const char *name, const char *must) {
+  return std::string(name) + ": got " + nb::cast<std::string>(nb::repr(value)) + ", must be " + must;
+}
+
+// Another exception than `type` is the value's own, and is passed on.
+void take_error(PyObject *type) {
+  if (PyErr_ExceptionMatches(type) == 0) throw nb::python_error();
+  PyErr_Clear();
+}
+
+// An int32_t or int64_t; TypeError for what is no integer, ValueError for one that does not fit.
+template <class Integer = int32_t>
+Integer integer(nb::handle value, const char *name) {
   const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
-  const auto text = [&](const char *must) {
-    return std::string(name) + ": got " + nb::cast<std::string>(nb::repr(value)) + ", must be " + must;
-  };
   if (!index.is_valid()) {
-    PyErr_Clear();
-    throw nb::type_error(text("an int").c_str());
+    take_error(PyExc_TypeError);
+    throw nb::type_error(refusal(value, name, "an int").c_str());
   }
+  using Limits = std::numeric_limits<Integer>;
   int overflow = 0;
   const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-  if (overflow != 0 || number < std::numeric_limits<int32_t>::min() || number > std::numeric_limits<int32_t>::max()) {
-    throw nb::value_error(text("a 32-bit int").c_str());
+  if (overflow != 0 || number < Limits::min() || number > Limits::max()) {
+    throw nb::value_error(refusal(value, name, sizeof(Integer) == 4 ? "a 32-bit int" : "a 64-bit int").c_str());
   }
-  return static_cast<int32_t>(number);
+  return static_cast<Integer>(number);
 }
 
 double real(nb::handle value, const char *name) {
   const double number = PyFloat_AsDouble(value.ptr());
-  if (number == -1.0 && PyErr_Occurred() != nullptr) {
+  if (number != -1.0 || PyErr_Occurred() == nullptr) return number;
+  if (PyErr_ExceptionMatches(PyExc_OverflowError) != 0) {
     PyErr_Clear();
-    throw nb::type_error((std::string(name) + ": got " + nb::cast<std::string>(nb::repr(value)) + ", must be a float").c_str());
+    throw nb::value_error(refusal(value, name, "a 64-bit float").c_str());
   }
-  return number;
+  take_error(PyExc_TypeError);
+  throw nb::type_error(refusal(value, name, "a float").c_str());
 }
 
 bool is_true(nb::handle value) {
@@ -116,7 +124,7 @@ void decode(const nb::args &args) {
   CallArguments call;
   call.q = all.next();
   call.kv_cache = all.next();
-  call.v_head_dim = static_cast<int32_t>(last_size(all.next(), "v_buffer"));
+  call.v_buffer = all.next();
   call.out = all.next();
   call.lse = all.next();
   call.block_table = all.next();
@@ -137,11 +145,11 @@ void warm_up(const nb::args &args) {
   call.q = all.next();
   call.kv_cache = all.next();
   call.out = all.next();
-  call.v_head_dim = static_cast<int32_t>(last_size(call.out, "o"));
   call.lse = all.next();
   call.block_table = all.next();
   const bool has_real = nb::cast<bool>(all.next());
-  const auto qlens = nb::cast<std::vector<int32_t>>(all.next());
+  std::vector<int32_t> qlens;
+  for (const nb::handle qlen : nb::cast<nb::list>(all.next())) qlens.push_back(integer(qlen, "qlens"));
   const nb::handle attn_logits = all.next();
   call.qlen = 1;
   call.sm_scale = real(all.next(), "sm_scale");
@@ -150,12 +158,15 @@ void warm_up(const nb::args &args) {
   warmup(call, has_real, qlens, attn_logits);
 }
 
-nb::dict select_config(nb::handle batch, nb::handle qlen, nb::handle num_heads, int32_t device,
-                       const std::optional<std::string> &arch) {
+nb::dict select_config(const nb::args &args) {
+  Positional all(args, 5);
+  const int32_t batch = integer(all.next(), "batch"), qlen = integer(all.next(), "qlen");
+  const int32_t num_heads = integer(all.next(), "num_heads"), device = integer(all.next(), "device");
+  const nb::handle arch = all.next();
   mlaverify_verify_config c = {};
   c.size = sizeof(c);
-  raise_on_error(mlaverify_select_verify_config(integer(batch, "batch"), integer(qlen, "qlen"), integer(num_heads, "num_heads"),
-                                                device, arch ? arch->c_str() : nullptr, &c));
+  const std::string name = arch.is_none() ? "" : nb::cast<std::string>(arch);
+  raise_on_error(mlaverify_select_verify_config(batch, qlen, num_heads, device, arch.is_none() ? nullptr : name.c_str(), &c));
   nb::dict d;
   d["BLOCK_H"] = c.block_h;
   d["BLOCK_N"] = c.block_n;
@@ -174,12 +185,15 @@ nb::dict select_config(nb::handle batch, nb::handle qlen, nb::handle num_heads, 
   return d;
 }
 
-int32_t num_kv_splits(int64_t max_seq_len, int64_t batch, nb::handle qlen, nb::handle num_heads, nb::handle sm_count,
-                      nb::handle block_h, nb::handle occupancy, nb::handle min_work_per_split, nb::handle max_splits) {
+int32_t num_kv_splits(const nb::args &args) {
+  Positional all(args, 9);
+  const auto max_seq_len = integer<int64_t>(all.next(), "max_seq_len"), batch = integer<int64_t>(all.next(), "batch");
+  const int32_t qlen = integer(all.next(), "qlen"), num_heads = integer(all.next(), "num_heads");
+  const int32_t sm_count = integer(all.next(), "sm_count"), block_h = integer(all.next(), "block_h");
+  const double occupancy = real(all.next(), "occupancy");
+  const int32_t min_work = integer(all.next(), "min_work_per_split"), max_splits = integer(all.next(), "max_splits");
   const int32_t n =
-      mlaverify_verify_num_kv_splits(max_seq_len, batch, integer(qlen, "qlen"), integer(num_heads, "num_heads"),
-                                     integer(sm_count, "sm_count"), integer(block_h, "block_h"), real(occupancy, "occupancy"),
-                                     integer(min_work_per_split, "min_work_per_split"), integer(max_splits, "max_splits"));
+      mlaverify_verify_num_kv_splits(max_seq_len, batch, qlen, num_heads, sm_count, block_h, occupancy, min_work, max_splits);
   if (n == 0) raise_on_error(MLAVERIFY_ERR_INVALID_ARGUMENT);
   return n;
 }
@@ -202,7 +216,7 @@ NB_MODULE(_core, m) {
   m.def("workspace_size", workspace_size_of);
   m.def("decode_attention_fwd_verify", decode);
   m.def("warmup", warm_up);
-  m.def("select_verify_config", select_config, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  m.def("select_verify_config", select_config);
   m.def("verify_num_kv_splits", num_kv_splits);
   m.def("backends", backends);
   m.def("with_cuda", with_cuda);

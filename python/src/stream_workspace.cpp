@@ -1,6 +1,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -59,10 +60,12 @@ std::shared_ptr<Piece> piece_of(mlaverify_device device, void *stream) {
   if (found != list.end()) {
     std::rotate(list.begin(), found, found + 1);
   } else {
-    if (list.size() == kMostPieces && list.back().use_count() == 1) {  // no call has it
-      const CurrentDevice current(list.back()->device);
-      check(cudaFree(list.back()->data), "cudaFree");  // waits for the device, and so for its last call
-      list.pop_back();
+    // Those that no call has at the moment, the oldest first. (All may be in use: then there are more for a while.)
+    for (auto i = list.size(); i-- > 0 && list.size() >= kMostPieces;) {
+      if (list[i].use_count() > 1) continue;
+      const CurrentDevice current(list[i]->device);
+      check(cudaFree(list[i]->data), "cudaFree");  // waits for the device, and so for its last call
+      list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
     }
     auto piece = std::make_shared<Piece>();
     piece->device = device;

@@ -1,5 +1,9 @@
 """What arrays are taken, and with which words the others are refused."""
 
+import gc
+import os
+import signal
+import sys
 import threading
 import time
 
@@ -89,10 +93,16 @@ def read_only(array):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"seq_lens": lambda s: s.seq_lens.astype(np.int64)}, TypeError, "seq_lens: got int64, must be f32, .* or i32"),
+        ({"seq_lens": lambda s: s.seq_lens.astype(np.int64)}, TypeError, "seq_lens: got int64, must be int32$"),
         ({"seq_lens": lambda s: [40]}, TypeError, "seq_lens: got <class 'list'>, must be an array with DLPack"),
+        ({"seq_lens": lambda s: np.ndarray}, TypeError, "seq_lens: got <class 'type'>, must be an array with DLPack"),
+        ({"block_table": lambda s: s.block_table.view(np.uint32)}, TypeError, "block_table: got uint32, must be int32$"),
+        ({"k_scale": lambda s: np.ones(1)}, TypeError, "k_scale: got float64, must be float32$"),
+        ({"lse": lambda s: s.outputs()[1].view(np.int32)}, TypeError, "lse: got int32, must be float32$"),
+        ({"q": lambda s: np.ma.masked_array(s.q, s.q > 0)}, TypeError, "q: got an array with a mask"),
+        ({"q": lambda s: s.q.astype(ml_dtypes.float8_e4m3fnuz)}, TypeError, "q: got float8_e4m3fnuz, must be f32, .* or f8_e5m2$"),
         ({"q": lambda s: s.q.view(np.uint32)}, TypeError, "q: got uint32, must be .* say what its bits are"),
-        ({"q": lambda s: s.q.astype(">f4")}, TypeError, "q: got big-endian numbers"),
+        ({"q": lambda s: s.q.astype(">f4")}, TypeError, "q: got numbers in the other byte order"),
         ({"q": lambda s: s.q[:3]}, ValueError, "q: got rows 3, must be a multiple of qlen = 4"),
         ({"q": lambda s: s.q[None, None]}, ValueError, r"q: got rank 5, must be \[B\*qlen, H, Lk\]"),
         ({"q": lambda s: s.q[..., ::2]}, ValueError, r"q: got strides \[.*2\], the last dimension must be contiguous"),
@@ -106,6 +116,7 @@ def read_only(array):
         ({"qlen": lambda s: 2**40}, ValueError, "qlen: got 1099511627776, must be a 32-bit int"),
         ({"qlen": lambda s: 0}, ValueError, "qlen: got 0, must be >= 1"),
         ({"sm_scale": lambda s: "1"}, TypeError, "sm_scale: got '1', must be a float"),
+        ({"sm_scale": lambda s: 10**400}, ValueError, "sm_scale: got 1000.*, must be a 64-bit float"),
         ({"page_size": lambda s: 0}, ValueError, "page_size: got 0, must be >= 1"),
         ({"num_kv_splits": lambda s: -1}, ValueError, "num_kv_splits: got -1, must be >= 0"),
         ({"backend": lambda s: "gpu"}, ValueError, "backend: got 'gpu', must be one of auto, cuda, cpu, reference"),
@@ -117,6 +128,11 @@ def read_only(array):
         ({"block_table": lambda s: s.block_table + 5000}, ValueError, r"block_table\[0\]\[0\]: got"),
         ({"workspace": lambda s: np.empty(9, np.int16)}, TypeError, "workspace: got int16, must be uint8"),
         ({"workspace": lambda s: np.empty(8, np.uint8)}, ValueError, "workspace.*: got .*, must be at least|workspace: got an address"),
+        ({"kv_cache": lambda s: np.zeros(s.kv_cache.shape, ml_dtypes.int4), "kv_dtype": lambda s: "f8_e4m3"}, ValueError,
+         "kv_cache: got int4, must be f8_e4m3 or integers of 8 bits"),
+        ({"kv_cache": lambda s: np.zeros((0, 2**32 + 16, 1, 72), np.float32), "page_size": lambda s: None}, ValueError,
+         "kv_cache: got 4294967312 tokens per page"),
+        ({"stream": lambda s: True}, TypeError, "stream: got True, must be a cudaStream_t as a number"),
         ({"stream": lambda s: "default"}, TypeError, "stream: got 'default', must be a cudaStream_t as a number"),
     ],
 )  # fmt: skip
@@ -126,6 +142,124 @@ def test_refused(change, error, message):
     with pytest.raises(error, match=message):
         run(step, **{"out": out, "lse": lse, **{name: make(step) for name, make in change.items()}})
     assert np.all(np.isnan(out)) and np.all(np.isnan(lse)), "a refused call wrote something"
+
+
+@pytest.mark.parametrize(
+    ("v_head_dim", "error", "message"),
+    [
+        (-8, ValueError, r"v_head_dim: got -8, must be in 8 \.\.\. 72"),
+        (2**40, ValueError, r"v_head_dim: got 1099511627776, must be in 8 \.\.\. 72"),
+        (20, ValueError, "v_head_dim: got 20, must be a multiple of 8"),
+        (1.5, TypeError, "v_head_dim: got 1.5, must be an int"),
+    ],
+)
+def test_refused_before_outputs_are_made(v_head_dim, error, message):
+    step = Step([40])
+    with pytest.raises(error, match=message):
+        mlaverify.verify(*step.arrays(), **{**step.options(), "v_head_dim": v_head_dim})
+
+
+def test_subclasses_of_numpy_arrays():
+    class Sub(np.ndarray):
+        pass
+
+    step = Step([40])
+    step.check(*mlaverify.verify(step.q.view(Sub), *step.arrays()[1:], **step.options()))
+
+
+class Faulty(Producer):
+    """Its methods raise, or return, what they are given."""
+
+    def __init__(self, array, *, capsule=None, device=None):
+        super().__init__(array)
+        self._capsule, self._device = capsule, device
+
+    def __dlpack_device__(self):
+        return super().__dlpack_device__() if self._device is None else self._device
+
+    def __dlpack__(self, **options):
+        if isinstance(self._capsule, BaseException):
+            raise self._capsule
+        return self._capsule
+
+
+@pytest.mark.parametrize("name", ["q", "kv_cache", "lse"])
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt(), MemoryError(), TypeError("boom"), BufferError("boom")])
+def test_what_an_array_raises_is_passed_on(name, error):
+    step = Step([40])
+    with pytest.raises(type(error)) as raised:
+        run(step, **{name: Faulty(step.q, capsule=error)})
+    assert raised.value is error
+
+
+def test_wrong_capsules():
+    step = Step([40])
+    once = Faulty(step.q, capsule=step.q.__dlpack__())
+    step.check(*run(step, q=once))
+    for capsule in (once._capsule, 5, None, step.q, once):
+        with pytest.raises(TypeError, match="q: got .*Faulty.*, must be an array with DLPack"):
+            run(step, q=Faulty(step.q, capsule=capsule))
+    for device in (5, (), (1,), ("a", 0), (2**70, 0), (None, 0)):
+        with pytest.raises(TypeError, match="q: got .* from __dlpack_device__, must be a device type and a number"):
+            run(step, q=Faulty(step.q, device=device))
+    with pytest.raises(ValueError, match="stream: is missing"):
+        run(step, q=Faulty(step.q, device=(2, 0)))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError()])
+def test_what_a_number_raises_is_passed_on(error):
+    class Number:
+        def __index__(self):
+            raise error
+
+        __float__ = __index__
+
+    step = Step([40])
+    for name in ("qlen", "sm_scale", "page_size"):
+        with pytest.raises(type(error)):
+            run(step, **{name: Number()})
+
+
+def test_nothing_leaks():
+    step = Step([3], heads=1)
+
+    def calls():
+        for change in ({}, {"q": Producer(step.q)}, {"q": step.q.astype(">f4")}, {"lse": b"1234"}, {"qlen": "4"}, {"kv_cache": [1]}):
+            try:
+                run(step, **change)
+            except (TypeError, ValueError):
+                pass
+
+    def count():
+        gc.collect()
+        return [sys.getrefcount(a) for a in (*step.arrays(), step.q.dtype)], sys.getallocatedblocks()
+
+    for _ in range(50):
+        calls()
+    references, blocks = count()
+    for _ in range(500):
+        calls()
+    after, blocks_after = count()
+    assert after == references and blocks_after - blocks < 400
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_after_a_fork():
+    """OpenMP's threads are gone in the child, which must not wait for them."""
+    step = Step([300] * 8, heads=16)
+    step.check(*run(step, num_threads=2))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        result = 1
+        try:
+            for threads in (0, 2):
+                step.check(*run(step, num_threads=threads))
+            result = 0
+        finally:
+            os._exit(result)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_page_size_is_needed_for_a_flat_cache():

@@ -72,13 +72,11 @@ def test_errors_name_its_own_arguments():
         ({"o": out.astype(np.float16)}, "o: got f16, must be that of q"),
         ({"req_to_token": step.block_table[0]}, r"req_to_token: got rank 1"),
         ({"v_buffer": step.kv_cache[..., :60]}, "v_buffer: got 60, must be a multiple of 8"),
-        ({"attn_logits": np.empty(8, np.int32)}, "attn_logits: got numbers of another type, must be f32"),
+        ({"attn_logits": np.empty(8, np.int32)}, "attn_logits: got int32, must be float32"),
         ({"num_kv_splits": -1}, "num_kv_splits: got -1, must be >= 0"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((TypeError, ValueError), match=message):
             call(step, out, lse, **change)
-    with pytest.raises(TypeError, match="v_buffer: got <class 'NoneType'>, must be an array"):
-        call(step, out, lse, v_buffer=None)
     assert np.all(np.isnan(out)) and np.all(np.isnan(lse))
 
 
@@ -121,3 +119,62 @@ def test_select_verify_config():
 def test_replacements_are_the_public_functions():
     for name, value in decode_attention.replacements().items():
         assert getattr(decode_attention, name) is value
+
+
+def test_values_are_the_beginning_of_the_keys():
+    step = Step([40])
+    out, lse = step.outputs()
+    for v_buffer, message in [
+        (step.kv_cache[..., : step.lv].copy(), r"v_buffer: got other memory, must be k_buffer\[..., :Lv\]"),
+        (step.kv_cache[..., 8:], "v_buffer: got other memory"),
+        (np.zeros((), np.float32), "v_buffer: got rank 0"),
+        (None, "v_buffer: is missing, must be k_buffer"),
+        (np.broadcast_to(np.zeros(1, np.float32), (1, 1, 1, 2**32 + step.lv)), "v_buffer: got width 4294967360"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call(step, out, lse, v_buffer=v_buffer)
+    assert np.all(np.isnan(out)) and np.all(np.isnan(lse))
+
+
+def test_what_an_array_raises_keeps_its_type():
+    class Array:
+        def __dlpack__(self, **options):
+            b"\xff".decode()
+
+    step = Step([40])
+    with pytest.raises(UnicodeDecodeError):
+        call(step, *step.outputs(), k_buffer=Array())
+
+
+@pytest.mark.parametrize(
+    ("qlens", "error", "message"),
+    [
+        ([1, 2**40], ValueError, "qlens: got 1099511627776, must be a 32-bit int"),
+        (["4"], TypeError, "qlens: got '4', must be an int"),
+        ([2.7], TypeError, "qlens: got 2.7, must be an int"),
+        (None, TypeError, "qlens: got None, must be ints"),
+        ([0], ValueError, r"qlens\[0\]: got 0, must be >= 1"),
+    ],
+)
+def test_warmup_refuses(qlens, error, message):
+    step = Step([40])
+    out, lse = step.outputs()
+    with pytest.raises(error, match=message):
+        mlaverify.warmup_decode_attention_fwd_verify(
+            step.q, step.kv_cache, out, lse, step.block_table, False, qlens, None, step.sm_scale, step.page_size
+        )
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "error", "message"),
+    [
+        (mlaverify.verify_num_kv_splits, (2**70, 4, 4, 16, 132, 64), ValueError, "max_seq_len: got .*, must be a 64-bit int"),
+        (mlaverify.verify_num_kv_splits, (100, 1.5, 4, 16, 132, 64), TypeError, "batch: got 1.5, must be an int"),
+        (mlaverify.verify_num_kv_splits, (100, 4, 4, 16, 132, None), TypeError, "block_h: got None, must be an int"),
+        (mlaverify.verify_row_blocks, (4, 16, 0), ValueError, "block_h: got 0, must be >= 1"),
+        (mlaverify.select_verify_config, (4, 2**40, 16), ValueError, "qlen: got .*, must be a 32-bit int"),
+    ],
+)
+def test_planning_refuses(function, arguments, error, message):
+    with pytest.raises(error, match=message):
+        function(*arguments)

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mlaverify
-from mlaverify import decode_attention
+from mlaverify import _verify, decode_attention
 from torch_step import TORCH_TYPES, TorchStep
 
 pytestmark = pytest.mark.torch
@@ -84,9 +84,10 @@ def test_refused():
     q, kv_cache, block_table, seq_lens = step.arrays()
     options = step.options()
     for arrays, error, message in [
-        ((q, kv_cache, block_table, seq_lens.long()), TypeError, "seq_lens: got int64, must be"),
+        ((q, kv_cache, block_table, seq_lens.long()), TypeError, "seq_lens: got int64, must be int32"),
         ((q.to("meta"), kv_cache, block_table, seq_lens), TypeError, "q: got an array without memory to look at"),
         ((q.clone().requires_grad_(), kv_cache, block_table, seq_lens), ValueError, "q: requires a gradient"),
+        ((q, kv_cache.clone().requires_grad_(), block_table, seq_lens), ValueError, "kv_cache: requires a gradient"),
         ((q.to(torch.float64), kv_cache, block_table, seq_lens), TypeError, "q: got float64, must be f32"),
         ((q.half(), kv_cache, block_table, seq_lens[:0]), ValueError, r"seq_lens: got shape \[0\], must be \[1\]"),
     ]:
@@ -101,6 +102,35 @@ def test_refused():
     out, lse = step.outputs()
     with pytest.raises(ValueError, match="q: got a null pointer"):
         mlaverify.verify(fake, kv_cache, block_table, seq_lens, **options, out=out, lse=lse)
+
+
+def test_triton_form_refuses_gradients():
+    step = TorchStep([40], "cpu")
+    out, lse = step.outputs()
+    step.kv_cache.requires_grad_()
+    with pytest.raises(ValueError, match="k_buffer: requires a gradient"):
+        mlaverify.decode_attention_fwd_verify(*step.triton_arguments(out, lse))
+    with torch.no_grad():
+        mlaverify.decode_attention_fwd_verify(*step.triton_arguments(out, lse))
+    step.check(out, lse)
+
+
+def test_a_given_stream_is_of_the_device_of_q(monkeypatch):
+    """The current device may be another."""
+    made = []
+
+    class Stream:
+        pass
+
+    def external(number, device=None):
+        made.append((number, device))
+
+    monkeypatch.setattr(torch.cuda, "ExternalStream", external)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    device = torch.device("cuda", 1)
+    _verify.keep_for_stream(7, device)
+    _verify.keep_for_stream(type("Protocol", (), {"__cuda_stream__": lambda self: (0, 8)})(), device)
+    assert made == [(7, device), (8, device)]
 
 
 @on_each_device

@@ -8,6 +8,7 @@ import ast
 import logging
 import subprocess
 import sys
+import types
 import zipfile
 from importlib import metadata
 
@@ -50,6 +51,10 @@ def test_refusals(make_vllm, monkeypatch, caplog):
     with pytest.raises(RuntimeError, match="has no verify_row_blocks"):
         vllm.install()
 
+    monkeypatch.setitem(sys.modules, vllm.MODULE, None)  # as in a vLLM that keeps it elsewhere
+    with pytest.raises(RuntimeError, match=f"vLLM 0.99: import of {vllm.MODULE} halted"):
+        vllm.install()
+
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -58,11 +63,73 @@ def test_refusals(make_vllm, monkeypatch, caplog):
         vllm.install()
 
 
+def test_decode_comes_on_top(make_vllm):
+    """The plugin has installed the rest before a program asks for it."""
+    module, _ = make_vllm(SOURCE + DECODE)
+    own = module.decode_attention_fwd
+    vllm.plugin()
+    assert module.decode_attention_fwd is own
+    assert vllm.install(decode=True) == sorted([*decode_attention.replacements(), "decode_attention_fwd"]) == vllm.install()
+    assert module.decode_attention_fwd is not own
+    vllm.uninstall()
+    assert module.decode_attention_fwd is own and module.verify_row_blocks is not mlaverify.verify_row_blocks
+
+
+@pytest.mark.parametrize("error", [AttributeError("x"), ValueError("no signature"), OSError("x")])
+def test_plugin_never_raises(make_vllm, monkeypatch, caplog, error):
+    """vLLM calls it unguarded, on every platform that it runs on."""
+    make_vllm(SOURCE)
+
+    def refuse():
+        raise error
+
+    monkeypatch.setattr(vllm, "_refuse_machine", refuse)
+    vllm.plugin()
+    assert "mlaverify does nothing, after an unexpected error" in caplog.text and str(error) in caplog.text
+    assert not vllm._installed
+
+
+def test_plugin_switched_off(make_vllm, monkeypatch, caplog):
+    module, _ = make_vllm(SOURCE)
+    before = dict(module.__dict__)
+    monkeypatch.setenv("MLAVERIFY_VLLM", "0")
+    with caplog.at_level(logging.INFO):
+        vllm.plugin()
+    assert module.__dict__ == before and "mlaverify does nothing: MLAVERIFY_VLLM is 0" in caplog.text
+    monkeypatch.delenv("MLAVERIFY_VLLM")
+    with caplog.at_level(logging.INFO):
+        vllm.plugin()
+    assert module.verify_row_blocks is mlaverify.verify_row_blocks and "mlaverify stands in for VERIFY_DEFAULT_CONFIG" in caplog.text
+
+
+def test_plugin_speaks_through_vllms_log():
+    """vLLM sets up its own logger alone: INFO of others is not seen."""
+    assert vllm._logger.name.startswith("vllm.")
+
+
+class Platform:
+    """vLLM's description of what it runs on."""
+
+    device_name = "cpu"
+
+    def __init__(self, cuda=True, capability=90):
+        self.is_cuda = lambda: cuda
+        self.has_device_capability = lambda least: capability >= least
+
+
 @pytest.mark.torch
 def test_machines(monkeypatch):
     torch = pytest.importorskip("torch")
+    platforms = types.SimpleNamespace(current_platform=Platform())
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
     monkeypatch.setattr(vllm._core, "with_cuda", lambda: True)
     vllm._refuse_machine()
+    for platform, reason in [(Platform(cuda=False), "vLLM runs on cpu"), (Platform(capability=75), "compute capability is below 8.0")]:
+        platforms.current_platform = platform
+        with pytest.raises(RuntimeError, match=reason):
+            vllm._refuse_machine()
+    platforms.current_platform = Platform()
     with monkeypatch.context() as change, pytest.raises(RuntimeError, match="VLLM_BATCH_INVARIANT is set"):
         change.setenv("VLLM_BATCH_INVARIANT", "1")
         vllm._refuse_machine()
