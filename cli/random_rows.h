@@ -1,6 +1,6 @@
-// Many rows of normal random numbers, at the price of a copy: each row is a stretch of one random block (of a record: each part is one of its
-// own), from an offset drawn for that row. Rows start at any of a million offsets, so that a request of many thousand tokens rarely holds a
-// row twice.
+// Many rows of normal random numbers, at the price of a copy: each row is a stretch of one random block (of a record: each part is one of
+// its own), from an offset drawn for that row. Rows start at any of a million offsets, so that a request of many thousand tokens rarely
+// holds a row twice.
 #pragma once
 
 #include <cstring>

@@ -107,8 +107,8 @@ class Runs(unittest.TestCase):
             self.assertGreater(shape[key], 0, key)
         self.assertGreaterEqual(shape["spread"], 0)
         self.assertGreaterEqual(shape["repetitions"], 5)
-        bf16 = shape["dtype"] == "bf16" and shape["kv_dtype"] in ("bf16", "f8_e4m3", "f8_e5m2", "f8_ds_mla") and (shape["lk"] | shape["lv"]) % 32 == 0
-        bf16 = bf16 and shape["lv"] >= 128
+        bf16 = shape["dtype"] == "bf16" and shape["kv_dtype"] in ("bf16", "f8_e4m3", "f8_e5m2", "f8_ds_mla")
+        bf16 = bf16 and (shape["lk"] | shape["lv"]) % 32 == 0 and shape["lv"] >= 128
         rate = peak.get("bf16_flops_per_second", peak["flops_per_second"]) if bf16 else peak["flops_per_second"]
         floor = max(shape["bytes"] / peak["bytes_per_second"], shape["flops"] / rate)
         self.assertAlmostEqual(shape["floor_seconds"] / floor, 1, places=9)

@@ -62,9 +62,9 @@ typedef int32_t mlaverify_dtype;
 #define MLAVERIFY_F8_E4M3 3 /* the finite-only variant (E4M3FN): no infinities, 0x7f and 0xff are NaN */
 #define MLAVERIFY_F8_E5M2 4
 #define MLAVERIFY_I32 5
-/* A record of 656 bytes a token (vLLM's fp8_ds_mla, of DeepSeek V3.2): bytes 0 ... 511 are 512 e4m3 numbers, 512 ... 527 four f32 scales, of
- * which number g multiplies numbers 128 g ... 128 g + 127 (in f32), 528 ... 655 the last 64 numbers of a key in bf16. Lk is 576, Lv 512. Only
- * kv_cache has this type, and it is then a tensor of bytes: its last dimension is 656, and its strides count bytes. */
+/* A record of 656 bytes a token (vLLM's fp8_ds_mla, of DeepSeek V3.2): bytes 0 ... 511 are 512 e4m3 numbers, 512 ... 527 four f32
+ * scales, of which number g multiplies numbers 128 g ... 128 g + 127 (in f32), 528 ... 655 the last 64 numbers of a key in bf16. Lk is
+ * 576, Lv 512. Only kv_cache has this type, and it is then a tensor of bytes: its last dimension is 656, and its strides count bytes. */
 #define MLAVERIFY_F8_DS_MLA 6
 
 typedef int32_t mlaverify_device; /* -1: host memory; n >= 0: CUDA device n */

@@ -101,8 +101,8 @@ inline void make_key_tiles(const Problem &p, const Scratch &s, const rules::CpuT
   }
 }
 
-// Sums over groups [begin, end) of columns, of 32 keys with the rows of a block, or with `two` of it and the next: to [32 keys, 16 rows], and to
-// `next`. step() is called for each group of columns.
+// Sums over groups [begin, end) of columns, of 32 keys with the rows of a block, or with `two` of it and the next: to [32 keys, 16 rows],
+// and to `next`. step() is called for each group of columns.
 template <bool two, class Step>
 inline void score_tiles(const Tiles &t, const KeyTile *keys, int32_t block, int32_t begin, int32_t end, float *to, float *next,
                         Step step) {

@@ -121,8 +121,8 @@ inline void score_block(const float *q, int32_t lanes, const float *kv, int32_t 
   });
 }
 
-// scores[r][k] = q[r] . key k of K from `first` on, for R rows, lanes along the width: products of pairs of bf16 numbers. The scale of a group
-// of a record multiplies the sum over the group.
+// scores[r][k] = q[r] . key k of K from `first` on, for R rows, lanes along the width: products of pairs of bf16 numbers. The scale of a
+// group of a record multiplies the sum over the group.
 template <int R, int K, class Keys>
 inline void score_pairs(const float *q, int32_t q_ld, const Keys &keys, int32_t first, int32_t width, float *scores,
                         int32_t scores_ld) {

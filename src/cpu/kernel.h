@@ -11,8 +11,8 @@
 //     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
 //     acc += weights kv[:, :Lv], rows x vectors in registers; keys are converted a block of columns at a time again, or as they are
 //       loaded where that is cheap beside the products: the same bits
-//   Where products take pairs of bf16 numbers (multiplies_bf16), only FP8 and records are converted, to these, and scores are rows x keys from
-//   the start. The scales of records multiply sums over the columns of a group, and the values, which are rounded then.
+//   Where products take pairs of bf16 numbers (multiplies_bf16), only FP8 and records are converted, to these, and scores are rows x keys
+//   from the start. The scales of records multiply sums over the columns of a group, and the values, which are rounded then.
 // Only keys that a row sees enter its softmax and its sum, so what it does not see may hold anything. Every sum runs in an
 // order that depends on the key's or column's position alone: no bit depends on the other rows of the tile or on where a block
 // ends.
@@ -63,8 +63,8 @@ inline void prefetch_keys(const Problem &p, const KeyRows &keys, int32_t begin, 
 // Whether products take pairs of bf16 numbers.
 inline bool multiplies_bf16(const Problem &p) { return Vec::multiplies_bf16 && rules::bf16_products(p); }
 
-// The numbers of record k of a tile as bf16, without their scales, which go to keys->scale. Those beyond kRecordMostScale multiply the numbers
-// here, and are 1 then.
+// The numbers of record k of a tile as bf16, without their scales, which go to keys->scale. Those beyond kRecordMostScale multiply the
+// numbers here, and are 1 then.
 template <class V>
 inline void record_to_bf16(const char *row, int32_t k, uint16_t *to, KeyRows *keys) {
   V::fp8_to_bf16(DType::f8_e4m3, row, rules::kRecordScaled, to);

@@ -168,8 +168,8 @@ struct RawRecord {
   __device__ __forceinline__ float scale(int /*group*/) const { return *reinterpret_cast<const float *>(scale_at()); }
 };
 
-// The same from records: numbers without their scales, which go behind the tile. Those beyond kRecordMostScale multiply the numbers here, and
-// are 1 then. Complete at once.
+// The same from records: numbers without their scales, which go behind the tile. Those beyond kRecordMostScale multiply the numbers here,
+// and are 1 then. Complete at once.
 template <class C, class Record>
 __device__ __forceinline__ void widen_records(char *tile, int row, const Record &record) {
   constexpr int kLines = rules::kRecordScaled / 64;

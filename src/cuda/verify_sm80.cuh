@@ -32,14 +32,14 @@
 // by the row, so that ldmatrix meets no bank twice. Score warps keep the first kKept steps of Q, two lines of a row, in registers: line 0 then holds P of even
 // and odd tiles, line 1 the sums that the other warp of the pair gives.
 //
-// Over 656-byte records (kRecords) a key tile has their numbers, exactly, without the scales, and behind it the scales, [group][key]. A group of
-// columns is two lines. Its scales multiply the sum over them, in f32; and V in the registers of value warps, where it is rounded then. The
-// reference of the softmax is the maximum itself, so that the weight of a key that decides a row is 1, and not rounded as well. Score warps
-// have a second S, of a group, and keep no Q: P and sums have two lines a row of their own.
+// Over 656-byte records (kRecords) a key tile has their numbers, exactly, without the scales, and behind it the scales, [group][key]. A
+// group of columns is two lines. Its scales multiply the sum over them, in f32; and V in the registers of value warps, where it is rounded
+// then. The reference of the softmax is the maximum itself, so that the weight of a key that decides a row is 1, and not rounded as well.
+// Score warps have a second S, of a group, and keep no Q: P and sums have two lines a row of their own.
 //
 // Registers of a thread, at most 65536 / kThreads: value warps have acc kRows/16 * kWarpValues/8 * 4 (128 for 64 x 512), P
-// kRows/16 * 4, V 4; score warps of 64 rows S 32, the scores of the tile before 16, kept Q 32 (over records: S of a group 32), fragments of two steps 32. Nothing
-// else may stay in registers of value warps: hence items in shared memory and ptx::lane().
+// kRows/16 * 4, V 4; score warps of 64 rows S 32, the scores of the tile before 16, kept Q 32 (over records: S of a group 32), fragments of
+// two steps 32. Nothing else may stay in registers of value warps: hence items in shared memory and ptx::lane().
 #pragma once
 
 #include "cuda/launch.h"

@@ -110,7 +110,8 @@ MLAVERIFY_HD VerifyConfig hopper_fp8_config(GpuKernel kernel) {
 MLAVERIFY_HD GpuKernel invariant_fp8_kernel() { return GpuKernel::hopper_fp8_32; }
 
 // The portable tensor-core kernel with tiles of 16 or 64 rows. Tiles have the same keys whatever the rows: a row's bits follow from
-// them. As many stages as shared memory allows (over records one less where there is most: there the records of the next tile lie, too); warps: 8 for the values, and for the scores 2 for each 32 rows.
+// them. As many stages as shared memory allows (over records one less where there is most: there the records of the next tile lie, too);
+// warps: 8 for the values, and for the scores 2 for each 32 rows.
 MLAVERIFY_HD VerifyConfig portable_config(Arch arch, GpuKernel kernel, bool records = false) {
   const bool few = kernel == GpuKernel::portable_16;
   VerifyConfig c = gpu_config();
@@ -123,7 +124,8 @@ MLAVERIFY_HD VerifyConfig portable_config(Arch arch, GpuKernel kernel, bool reco
   return c;
 }
 
-// Types of queries and cache, as kernels tell them apart: the same 16-bit type; 16-bit queries over an FP8 cache, over one of records; all else.
+// Types of queries and cache, as kernels tell them apart: the same 16-bit type; 16-bit queries over an FP8 cache, over one of records; all
+// else.
 enum class TypeClass : int32_t { any, same_16_bit, fp8_cache, record_cache, other };
 constexpr int32_t kNumTypeClasses = 5;
 MLAVERIFY_HD const char *type_class_name(TypeClass t) {

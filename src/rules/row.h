@@ -1,8 +1,8 @@
 // A row of the cache, in one place: how many bytes it has, and how number `d` of it is read.
 //
-// A row of most types is an array of their numbers. A record (DType::f8_ds_mla) has 656 bytes for 576 numbers: 512 e4m3 numbers in four groups
-// of 128, then the f32 scale of each group, then 64 bf16 numbers. Number d < 512 is the f32 product of e4m3 number d and the scale of its
-// group; number d >= 512 is bf16 number d - 512. The element of such a tensor is a byte.
+// A row of most types is an array of their numbers. A record (DType::f8_ds_mla) has 656 bytes for 576 numbers: 512 e4m3 numbers in four
+// groups of 128, then the f32 scale of each group, then 64 bf16 numbers. Number d < 512 is the f32 product of e4m3 number d and the scale
+// of its group; number d >= 512 is bf16 number d - 512. The element of such a tensor is a byte.
 #pragma once
 
 #include "rules/hd.h"
@@ -16,8 +16,8 @@ constexpr int32_t kRecordWidth = 576, kRecordScaled = 512;  // Lk; the first num
 constexpr int32_t kRecordGroup = 128, kRecordGroups = kRecordScaled / kRecordGroup;
 constexpr int32_t kRecordAlignment = 4;  // bytes: that of its scales
 
-// Scales up to this size may multiply a sum of products with the numbers of their group instead of these, and give numbers that are finite in
-// bf16. With others, infinity and NaN among them, that is not the same.
+// Scales up to this size may multiply a sum of products with the numbers of their group instead of these, and give numbers that are finite
+// in bf16. With others, infinity and NaN among them, that is not the same.
 constexpr float kRecordMostScale = 0x1p119f;
 
 MLAVERIFY_HD bool is_record(DType t) { return t == DType::f8_ds_mla; }

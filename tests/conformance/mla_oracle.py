@@ -98,7 +98,7 @@ def encode(name, x):
 # ---- records --------------------------------------------------------------------------------------
 
 def record_fields(raw):
-    """Writable views of records [..., 656] uint8: e4m3 codes [..., 4, 128], scales [..., 4] f32, the last numbers [..., 64] as bf16 bits."""
+    """Writable views of records [..., 656] uint8: e4m3 codes [..., 4, 128], scales [..., 4] f32, last numbers [..., 64] (bf16 bits)."""
     return (raw[..., :512].reshape(raw.shape[:-1] + (4, 128)), raw[..., 512:528].view(np.float32), raw[..., 528:].view(np.uint16))
 
 
