@@ -18,7 +18,7 @@ using rules::GpuRow;
 using rules::PageClass;
 using rules::TypeClass;
 
-Target target(Arch arch, int compute_capability) { return {arch, 132, kernels_for(compute_capability), {}}; }
+Target target(Arch arch, int compute_capability) { return {arch, 132, kernels_for(arch, compute_capability), {}}; }
 
 Problem problem(int32_t qlen, int32_t heads, DType q = DType::bf16, DType kv = DType::bf16) {
   Problem p = {};
@@ -102,6 +102,39 @@ TEST(Plan, BuiltInRows) {
   }
 }
 
+// Blocks fit the shared memory that a block may have on the cards that a row of the table stands for (CUDA programming guide, "Compute
+// capabilities"): 99 KB on 8.6, 8.9 and 12.x, 163 KB on 8.0 and 8.7, 227 KB on 9.0 and 10.x.
+TEST(Plan, BlocksFitTheCard) {
+  struct Card {
+    Arch arch;
+    int compute_capability, shared_kb;
+  };
+  for (const Card card : {Card{Arch::sm_80, 80, 163},
+                          {Arch::sm_80, 87, 163},
+                          {Arch::sm_86, 86, 99},
+                          {Arch::sm_86, 89, 99},
+                          {Arch::sm_86, 120, 99},
+                          {Arch::sm_90, 90, 227},
+                          {Arch::sm_100, 100, 227}}) {
+    for (const DType kv : {DType::bf16, DType::f16, DType::f32, DType::f8_e4m3, DType::f8_ds_mla}) {
+      for (const auto &[lk, lv] : {std::pair{576, 512}, {512, 512}, {320, 256}, {288, 256}, {1024, 1024}}) {
+        if (kv == DType::f8_ds_mla && lk != 576) continue;  // refused
+        for (const int32_t heads : {1, 16, 17, 32, 128}) {
+          for (const bool invariant : {false, true}) {
+            Problem p = problem(1, heads, rules::is_fp8(kv) || kv == DType::f8_ds_mla ? DType::bf16 : kv, kv);
+            p.qk_dim = lk;
+            p.v_dim = lv;
+            p.flags = invariant ? MLAVERIFY_FLAG_BATCH_INVARIANT : 0;
+            const Choice choice = choose_kernel(target(card.arch, card.compute_capability), p);
+            EXPECT_LE(choice.kernel.shared_bytes, card.shared_kb * 1024)
+                << card.compute_capability << ": " << rules::kernel_name(choice.row.kernel) << ", " << lk << "/" << lv;
+          }
+        }
+      }
+    }
+  }
+}
+
 Choice choice_with(const std::vector<GpuRow> &tuned, Target on, const Problem &p) {
   on.tuned = {tuned.data(), tuned.size()};
   return choose_kernel(on, p);
@@ -140,7 +173,7 @@ TEST(Plan, TheMergeReadsWhatTheKernelWrites) {
   for (const int32_t qlen : {1, 2, 4})
     EXPECT_EQ(make_plan(h200, problem(qlen, 16, DType::bf16, DType::f8_e4m3)).combine, kernels.combine_f16);
   EXPECT_EQ(make_plan(h200, problem(4, 16, DType::f32, DType::f32)).combine, kernels.combine);
-  EXPECT_EQ(make_plan(target(Arch::sm_80, 80), problem(4, 16)).combine, kernels_for(80)->combine);
+  EXPECT_EQ(make_plan(target(Arch::sm_80, 80), problem(4, 16)).combine, kernels_for(Arch::sm_80, 80)->combine);
   Problem invariant = problem(4, 16);
   invariant.flags = MLAVERIFY_FLAG_BATCH_INVARIANT;
   EXPECT_EQ(make_plan(h200, invariant).combine, kernels.combine_chunks);
@@ -220,7 +253,7 @@ TEST(Plan, Records) {
     p.flags = MLAVERIFY_FLAG_BATCH_INVARIANT;
     return make_plan(target(Arch::sm_90, 90), p);
   }();
-  EXPECT_EQ(invariant.combine, kernels_for(90)->combine_chunks);
+  EXPECT_EQ(invariant.combine, kernels_for(Arch::sm_90, 90)->combine_chunks);
 }
 
 // More rows than the table counts, as a size query may have.

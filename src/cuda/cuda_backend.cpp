@@ -59,7 +59,7 @@ Device query(int index) {
   get(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   if (d.error != cudaSuccess) return d;
   d.target.arch = rules::gpu_arch(d.major * 10 + d.minor, shared_bytes);
-  d.target.kernels = cuda::kernels_for(d.major * 10 + d.minor);
+  d.target.kernels = cuda::kernels_for(d.target.arch, d.major * 10 + d.minor);
   apply_tune_file(index, &d);
   return d;
 }

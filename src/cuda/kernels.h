@@ -48,7 +48,7 @@ struct KernelSet {
   const void *combine, *combine_f16, *combine_chunks;
 };
 
-// The set of compiled code `arch`: 80, 89 or 90.
+// The set of compiled code `arch`: 80, 86 or 90.
 template <int arch>
 const KernelSet &kernel_set();
 

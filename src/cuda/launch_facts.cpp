@@ -10,10 +10,10 @@ namespace {
 
 const cuda::KernelSet *kernels_for(rules::Arch arch) {
   switch (arch) {
-    case rules::Arch::sm_80: return cuda::kernels_for(80);
-    case rules::Arch::sm_86: return cuda::kernels_for(86);
-    case rules::Arch::sm_90: return cuda::kernels_for(90);
-    case rules::Arch::sm_100: return cuda::kernels_for(100);
+    case rules::Arch::sm_80: return cuda::kernels_for(arch, 80);
+    case rules::Arch::sm_86: return cuda::kernels_for(arch, 86);
+    case rules::Arch::sm_90: return cuda::kernels_for(arch, 90);
+    case rules::Arch::sm_100: return cuda::kernels_for(arch, 100);
     case rules::Arch::cpu:
     case rules::Arch::gfx942: break;
   }

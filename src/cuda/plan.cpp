@@ -67,12 +67,11 @@ int64_t combine_blocks(const Target &target, const Plan &plan) {
 
 }  // namespace
 
-// Code for 89 is compiled with the small tiles that 86 needs too, but 86 can only run code of 80 or 86: it takes the set for
-// 80, whose 16-row tiles are the same.
-const KernelSet *kernels_for(int compute_capability) {
-  if (compute_capability >= 90) return &kernel_set<90>();
-  if (compute_capability == 89) return &kernel_set<89>();
-  return compute_capability >= 80 ? &kernel_set<80>() : nullptr;
+// Small tiles where blocks have little shared memory, whatever the compute capability: code for 8.6 and 8.9, and PTX for what is newer.
+const KernelSet *kernels_for(rules::Arch arch, int compute_capability) {
+  if (compute_capability < 80) return nullptr;
+  if (arch == rules::Arch::sm_86) return &kernel_set<86>();
+  return compute_capability >= 90 ? &kernel_set<90>() : &kernel_set<80>();
 }
 
 std::string size_refusal(const Problem &p) {

@@ -22,8 +22,8 @@ struct Target {
   rules::GpuRows tuned;                // go before the rows of the config table, but in the batch-invariant mode
 };
 
-// The kernels that a GPU of this compute capability (major * 10 + minor) runs; null: none.
-const KernelSet *kernels_for(int compute_capability);
+// The kernels that a GPU of this row of the config table and compute capability (major * 10 + minor) runs; null: none.
+const KernelSet *kernels_for(rules::Arch arch, int compute_capability);
 
 // Why no plan is made for a call: sizes that fit no memory, for numbers of requests, rows and tiles have 32 bits; "": there is one.
 std::string size_refusal(const Problem &p);
