@@ -40,7 +40,9 @@ void multiply(const std::vector<Product> &products, int64_t rows, int threads) {
     work += p.matrix->outputs() * p.matrix->inputs() * rows;
   }
   [[maybe_unused]] const auto team = static_cast<int>(std::clamp<int64_t>(work / kWorkOfAThread, 1, threads));
+#ifdef _OPENMP
 #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+#endif
   for (int64_t i = 0; i < panels; ++i) {
     int64_t panel = i;
     const Product *p = products.data();
