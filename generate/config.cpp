@@ -1,12 +1,10 @@
 #include "generate/config.h"
 
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <cmath>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <set>
 
+#include "generate/small_file.h"
 #include "io/safetensors.h"
 #include "mlaverify/mlaverify.h"
 
@@ -16,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int32_t kMaxSize = 1 << 14;  // of any number of the config: products of two fit 32 bits, of three 64
-constexpr std::streamoff kMaxBytes = 1 << 20;
+constexpr int kMaxDepth = 16;          // of nesting: messages print values, which recurses
 
 class Reader {
  public:
@@ -60,10 +58,23 @@ class Reader {
   const std::string &path_;
 };
 
+// Discarded for anything but JSON. Throws for a key that appears twice, where readers differ on which counts, and for deep nesting.
+json parsed(const std::string &text, const std::string &path) {
+  std::set<std::string> keys;
+  const auto look = [&](int depth, json::parse_event_t event, const json &value) {
+    if (depth > kMaxDepth) throw io::FileError(path, "nests deeper than " + std::to_string(kMaxDepth) + " levels");
+    if (event == json::parse_event_t::key && depth == 1 && !keys.insert(value.get<std::string>()).second) {
+      throw io::FileError(path, io::quote(value.get<std::string>()) + " appears twice");
+    }
+    return true;
+  };
+  return json::parse(text, look, false);
+}
+
 }  // namespace
 
 ModelConfig parse_config(const std::string &text, const std::string &path) {
-  const json config = json::parse(text, nullptr, false);
+  const json config = parsed(text, path);
   if (config.is_discarded() || !config.is_object()) throw io::FileError(path, "is not a JSON object");
   const Reader in(config, path);
 
@@ -104,16 +115,6 @@ ModelConfig parse_config(const std::string &text, const std::string &path) {
   return c;
 }
 
-ModelConfig read_config(const std::string &path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) throw io::FileError(path, std::string("cannot open: ") + std::strerror(errno));
-  if (!std::filesystem::is_regular_file(path)) throw io::FileError(path, "is not a regular file");
-  if (file.tellg() > kMaxBytes) throw io::FileError(path, "is larger than " + std::to_string(kMaxBytes) + " bytes");
-  file.seekg(0);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw io::FileError(path, "cannot be read");
-  return parse_config(text.str(), path);
-}
+ModelConfig read_config(const std::string &path) { return parse_config(read_small_file(path), path); }
 
 }  // namespace mlaverify::generate

@@ -192,6 +192,9 @@ class Generate(unittest.TestCase):
         self.refused("config.json: cannot open: ", "--model", model, "--prompt", "a")
         os.mkdir(f"{model}/config.json")
         self.refused("config.json: is not a regular file", "--model", model, "--prompt", "a")
+        os.rmdir(f"{model}/config.json")
+        os.mkfifo(f"{model}/config.json")  # opening it would wait for ever
+        self.refused("config.json: is not a regular file", "--model", model, "--prompt", "a")
 
     def test_bad_configs(self):
         for wanted, changes in (("mixture-of-experts", {"n_routed_experts": 64}),

@@ -255,6 +255,18 @@ TEST(Config, RefusedWithAReason) {
             "config.json: tie_word_embeddings: false, must be true: an output embedding of its own is not supported");
 }
 
+TEST(Config, NestedDeeplyOrGivenTwice) {
+  // As deep as a megabyte allows: printing such a value would take more stack than there is.
+  const std::string deep = std::string(400'000, '[') + std::string(400'000, ']');
+  EXPECT_EQ(refusal(deep), "config.json: nests deeper than 16 levels");
+  EXPECT_EQ(refusal(replaced("64", deep)), "config.json: nests deeper than 16 levels");
+  EXPECT_EQ(refusal(replaced("\"vocab_size\"", "\"quantization_config\": " + deep + ", \"vocab_size\"")),
+            "config.json: nests deeper than 16 levels");
+  EXPECT_EQ(refusal(replaced("64", "64, \"hidden_size\": 128")), "config.json: \"hidden_size\" appears twice");
+  // What is not looked at may nest and repeat within reason.
+  EXPECT_EQ(refusal(replaced("64", "64, \"other\": {\"a\": 1, \"a\": [[[2]]]}")), "");
+}
+
 // Any text at all: a config whose numbers are in range, or a refusal that starts with the path.
 void check_any(const std::string &text) {
   try {
