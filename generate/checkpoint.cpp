@@ -1,5 +1,11 @@
 #include "generate/checkpoint.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "rules/number.h"
+
 namespace mlaverify::generate {
 namespace {
 
@@ -23,8 +29,15 @@ const uint16_t *Checkpoint::tensor(const std::string &name, const std::vector<in
     throw io::FileError(path_,
                         name + ": " + io::safetensors_name(tensor.dtype()) + " " + text_of(tensor.shape()) + ", " + wanted());
   }
+  const auto *bits = tensor.data<uint16_t>();
+  const auto count = static_cast<std::ptrdiff_t>(tensor.bytes() / sizeof(uint16_t));
+  const auto *bad = std::find_if(bits, bits + count, [](uint16_t b) { return !std::isfinite(rules::bf16_to_float(b)); });
+  if (bad != bits + count) {
+    throw io::FileError(path_, name + ": number " + std::to_string(bad - bits + 1) + " is " +
+                                   std::to_string(rules::bf16_to_float(*bad)) + ", must be finite");
+  }
   used_.insert(name);
-  return tensor.data<uint16_t>();
+  return bits;
 }
 
 void Checkpoint::demand_all_used() const {

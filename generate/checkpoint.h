@@ -15,8 +15,8 @@ class Checkpoint {
   // Throws io::FileError.
   explicit Checkpoint(const std::string &path) : path_(path), file_(io::read_safetensors(path)) {}
 
-  // The bits of tensor `name`, row-major; valid as long as this. Throws io::FileError, with the tensor's name, if it is missing or of
-  // another shape or type.
+  // The bits of tensor `name`, row-major; valid as long as this. Throws io::FileError, with the tensor's name, if it is missing, of
+  // another shape or type, or holds NaN or infinity.
   const uint16_t *tensor(const std::string &name, const std::vector<int64_t> &shape);
 
   // Throws io::FileError for a tensor that nobody asked for: then the model is not the one that the config describes.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 
@@ -26,19 +27,18 @@ cli::TraceRequest request_of(std::size_t prompt, const std::string &text, const 
 
 std::vector<cli::TraceRequest> requests_of(const std::vector<std::string> &prompts, const DecoderOptions &options,
                                            int32_t max_positions) {
+  demand_prompts_fit(prompts, options, max_positions);
   std::vector<cli::TraceRequest> requests;
-  for (std::size_t i = 0; i < prompts.size(); ++i) {
-    if (prompts[i].empty()) throw std::invalid_argument(name_of(i) + ": is empty, must have a byte at least");
-    const std::size_t tokens = prompts[i].size() + static_cast<std::size_t>(options.max_tokens) +
-                               static_cast<std::size_t>(options.qlen) - 2;  // in the caches during the last step
-    if (tokens > static_cast<std::size_t>(max_positions)) {
-      throw std::invalid_argument(name_of(i) + ": its " + std::to_string(prompts[i].size()) + " bytes, " +
-                                  std::to_string(options.max_tokens) + " to generate and drafts behind them need " +
-                                  std::to_string(tokens) + " positions, the model has " + std::to_string(max_positions));
-    }
-    requests.push_back(request_of(i, prompts[i], options));
-  }
+  for (std::size_t i = 0; i < prompts.size(); ++i) requests.push_back(request_of(i, prompts[i], options));
   return requests;
+}
+
+// Among scores that overflowed there is no choice: the first byte, which a search for the greatest then gives, would look like text.
+void demand_finite(const float *scores, std::size_t prompt, std::size_t position) {
+  const float *bad = std::find_if(scores, scores + kVocabulary, [](float x) { return !std::isfinite(x); });
+  if (bad == scores + kVocabulary) return;
+  throw std::range_error(name_of(prompt) + ": the model's score of byte " + std::to_string(bad - scores) + " at position " +
+                         std::to_string(position) + " is " + std::to_string(*bad) + ", must be finite: its weights overflow");
 }
 
 std::size_t prompt_of(const cli::LiveRequest &request) { return static_cast<std::size_t>(request.trace.line) - 1; }
@@ -143,7 +143,9 @@ void Decoder::verify(const LiveBatch &batch, const std::vector<std::string> &dra
     for (;;) {
       const cli::Random random(
           cli::stream_seed(cli::stream_seed(options_.seed, static_cast<uint64_t>(live.trace.line)), text.size()));
-      const uint8_t token = pick_token(logits.data() + (b * qlen + agreed) * kVocabulary, options_.temperature, random);
+      const float *scores = logits.data() + (b * qlen + agreed) * kVocabulary;
+      demand_finite(scores, prompt_of(live), text.size());
+      const uint8_t token = pick_token(scores, options_.temperature, random);
       text += static_cast<char>(token);
       const bool right = agreed < draft.size() && static_cast<uint8_t>(draft[agreed]) == token;
       agreed += right ? 1 : 0;
@@ -162,6 +164,19 @@ void Decoder::verify(const LiveBatch &batch, const std::vector<std::string> &dra
     if (listener_) listener_(prompt_of(live), text.substr(before), agreed);
   }
   scheduler_.finish_step(0, gained);
+}
+
+void demand_prompts_fit(const std::vector<std::string> &prompts, const DecoderOptions &options, int32_t max_positions) {
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    if (prompts[i].empty()) throw std::invalid_argument(name_of(i) + ": is empty, must have a byte at least");
+    const std::size_t tokens = prompts[i].size() + static_cast<std::size_t>(options.max_tokens) +
+                               static_cast<std::size_t>(options.qlen) - 2;  // in the caches during the last step
+    if (tokens > static_cast<std::size_t>(max_positions)) {
+      throw std::invalid_argument(name_of(i) + ": its " + std::to_string(prompts[i].size()) + " bytes, " +
+                                  std::to_string(options.max_tokens) + " to generate and drafts behind them need " +
+                                  std::to_string(tokens) + " positions, the model has " + std::to_string(max_positions));
+    }
+  }
 }
 
 int32_t pages_for_all(const DecoderOptions &options, const std::vector<std::string> &prompts) {

@@ -48,7 +48,8 @@ class Decoder {
   // Sees the attention of every verify step from now on, as Attention::observe() says.
   void observe(Attention::Observer observer) { observer_ = std::move(observer); }
 
-  // One verify step, after new prompts are read. False when all texts are complete.
+  // One verify step, after new prompts are read. False when all texts are complete. Throws std::range_error where the model's scores are
+  // not finite.
   bool step();
 
   const std::vector<std::string> &texts() const { return texts_; }  // prompts and what was generated behind them
@@ -70,6 +71,10 @@ class Decoder {
   std::vector<int32_t> block_table_;
   DecoderStats stats_;
 };
+
+// Throws std::invalid_argument, with its number, for a prompt that is empty or too long for the model's positions. The decoder does so
+// itself; before caches for such a prompt are made it costs nothing.
+void demand_prompts_fit(const std::vector<std::string> &prompts, const DecoderOptions &options, int32_t max_positions);
 
 // Pages for all of `prompts` at once, for any qlen up to options.qlen; at most what 2^31 tokens need.
 int32_t pages_for_all(const DecoderOptions &options, const std::vector<std::string> &prompts);

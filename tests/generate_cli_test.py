@@ -55,7 +55,7 @@ class Generate(unittest.TestCase):
 
     def with_tensors(self, change):
         path = pathlib.Path(self.model()) / "model.safetensors"
-        tensors, _ = mla_oracle.load(path)
+        tensors = {name: (dtype, raw.copy()) for name, (dtype, raw) in mla_oracle.load(path)[0].items()}
         change(tensors)
         mla_oracle.save(path, tensors, {})
         return str(path.parent)
@@ -221,6 +221,14 @@ class Generate(unittest.TestCase):
                      *change(lambda t: t.update({name: ("F32", mla_oracle.from_bf16(t[name][1]).astype("float32"))})))
         self.refused('"model.layers.0.self_attn.q_proj.bias": is no tensor of the model',
                      *change(lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": t["model.norm.weight"]})))
+        for bits, was in ((0x7fc0, "nan"), (0xff80, "-inf")):
+            def spoil(tensors, bits=bits):
+                tensors[name][1][3, 7] = bits
+            self.refused(f"{name}: number 128 is {was}, must be finite", *change(spoil))
+
+        def overflow(tensors):  # finite, but its products are not
+            tensors["model.norm.weight"][1][:] = 0x7f7f
+        self.refused("prompt 1: the model's score of byte ", *change(overflow))
         broken = self.model()
         file = pathlib.Path(broken) / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-10])
