@@ -3,12 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,6 +16,7 @@
 #include "generate/decoder.h"
 #include "generate/mtp_drafter.h"
 #include "generate/ngram_drafter.h"
+#include "generate/small_file.h"
 #include "machine.h"
 #include "mlaverify/mlaverify.hpp"
 #include "verb.h"
@@ -40,7 +38,7 @@ struct GenerateOptions {
   int32_t threads = 1;
   bool no_compare = false;
   bool json = false;
-  std::string record;
+  std::optional<std::string> record;
   std::vector<int64_t> record_steps = {8};
 };
 
@@ -53,14 +51,6 @@ struct Result {
   double tokens_per_second() const { return static_cast<double>(stats.tokens) / stats.seconds; }
   double attention_share() const { return stats.attention_seconds / stats.seconds; }
 };
-
-std::string read_file(const std::string &path) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) throw Failure(kBadInput, path + ": is not a regular file");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Failure(kBadInput, path + ": cannot open: " + std::strerror(errno));
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
 
 // Shows texts as they come: a single one byte by byte, of several each when it and those before it are complete. On a terminal drafted
 // bytes are green, and control characters do not reach it.
@@ -140,6 +130,16 @@ class Recorder {
     files_.push_back(path.string());
   }
   const std::vector<std::string> &files() const { return files_; }
+
+  // One line a file, and a step that did not come.
+  std::string to_text(int64_t steps_taken) const {
+    std::string out;
+    for (const std::string &file : files_) out += fmt::format("recorded   {}\n", file);
+    for (int64_t step : steps_) {
+      if (step > steps_taken) out += fmt::format("recorded   nothing of step {}: the last was step {}\n", step, steps_taken);
+    }
+    return out;
+  }
 
  private:
   std::string folder_;
@@ -239,24 +239,18 @@ nlohmann::json to_json(const Result &r) {
 }
 
 nlohmann::json to_json(const GenerateOptions &options, const std::string &backend, const std::vector<std::string> &prompts,
-                       const Result &result, const std::optional<Result> &without, const std::string &differs) {
+                       const Result &result, const std::optional<Result> &without, const std::string &differs,
+                       const std::vector<std::string> &recorded) {
   nlohmann::json texts = nlohmann::json::array();
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     texts.push_back({{"prompt", prompts[i]}, {"text", result.texts[i].substr(prompts[i].size())}});
   }
-  nlohmann::json out = {{"version", mlaverify_version()},
-                        {"model", options.model},
-                        {"backend", backend},
-                        {"draft", options.draft},
-                        {"qlen", options.decoder.qlen},
-                        {"temperature", options.decoder.temperature},
-                        {"seed", options.decoder.seed},
-                        {"threads", options.threads},
-                        {"texts", texts},
-                        {"drafted", to_json(result)},
-                        {"undrafted", nullptr},
-                        {"speed_up", nullptr},
-                        {"same_text", nullptr}};
+  nlohmann::json out = {
+      {"version", mlaverify_version()}, {"model", options.model},       {"backend", backend},
+      {"draft", options.draft},         {"qlen", options.decoder.qlen}, {"temperature", options.decoder.temperature},
+      {"seed", options.decoder.seed},   {"threads", options.threads},   {"texts", texts},
+      {"drafted", to_json(result)},     {"undrafted", nullptr},         {"speed_up", nullptr},
+      {"same_text", nullptr},           {"recorded", recorded}};
   if (without) {
     out["undrafted"] = to_json(*without);
     out["speed_up"] = without->stats.seconds / result.stats.seconds;
@@ -285,20 +279,18 @@ int run_generate(GenerateOptions &options) {
   }
   if (options.threads == 0) options.threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   std::vector<std::string> prompts = options.prompts;
-  for (const std::string &file : options.prompt_files) prompts.push_back(read_file(file));
+  for (const std::string &file : options.prompt_files) prompts.push_back(generate::read_small_file(file));
   if (prompts.empty()) throw Failure(kBadInput, "no prompt: give --prompt or --prompt-file");
-  for (std::size_t i = 0; i < prompts.size(); ++i) {
-    if (prompts[i].empty()) throw Failure(kBadInput, fmt::format("prompt {}: is empty, must have a byte at least", i + 1));
-  }
   const generate::Weights weights(options.model);
   if (options.draft == "mtp" && !weights.config.has_mtp) {
     throw Failure(kBadInput, fmt::format("--draft: mtp, but {} has no MTP module (num_nextn_predict_layers)", options.model));
   }
+  generate::demand_prompts_fit(prompts, options.decoder, weights.config.max_positions);
   options.decoder.num_pages = options.pool_pages ? *options.pool_pages : generate::pages_for_all(options.decoder, prompts);
   demand_memory(options.decoder, weights);
 
   std::optional<Recorder> recorder;
-  if (!options.record.empty()) recorder.emplace(options.record, options.record_steps, options.model);
+  if (options.record) recorder.emplace(*options.record, options.record_steps, options.model);
   std::optional<Screen> screen;
   std::optional<Result> without;
   try {
@@ -313,12 +305,12 @@ int run_generate(GenerateOptions &options) {
     }
     const std::string differs = without ? difference(result.texts, without->texts) : "";
     if (options.json) {
-      fmt::print("{}\n", to_json(options, backend.name, prompts, result, without, differs)
+      const std::vector<std::string> recorded = recorder ? recorder->files() : std::vector<std::string>();
+      fmt::print("{}\n", to_json(options, backend.name, prompts, result, without, differs, recorded)
                              .dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     } else {
       fmt::print("\n\n{}", to_text(options, backend.name, result, without, differs));
-      for (const std::string &file : recorder ? recorder->files() : std::vector<std::string>())
-        fmt::print("recorded   {}\n", file);
+      if (recorder) fmt::print("{}", recorder->to_text(result.stats.steps));
     }
     if (differs.empty()) return kOk;
     throw Failure(kCheckFailed, "the text with drafts and the text without differ at " + differs);
@@ -357,10 +349,12 @@ void add_generate(CLI::App &app, int &exit_code) {
   verb.add_option("--threads", options->threads, "CPU threads; 0: one a processor (1)")
       ->check(CLI::Range(0, MLAVERIFY_MAX_THREADS));
   verb.add_flag("--no-compare", options->no_compare, "Do not generate once more without drafts to compare");
-  verb.add_option("--record", options->record, "Write the attention of verify steps to step files in DIR")->type_name("DIR");
+  CLI::Option *record = verb.add_option("--record", options->record, "Write the attention of verify steps to step files in DIR")
+                            ->type_name("DIR");
   verb.add_option("--record-steps", options->record_steps, "Which steps, from 1 (8)")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, std::numeric_limits<int32_t>::max()))
+      ->needs(record);
   verb.add_flag("--json", options->json, "One JSON document instead of text");
   verb.callback([options, &exit_code] { exit_code = run_generate(*options); });
 }

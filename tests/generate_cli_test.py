@@ -148,6 +148,16 @@ class Generate(unittest.TestCase):
         done = subprocess.run([PROGRAM, "check", *BACKEND, *map(str, files)], capture_output=True, text=True, timeout=300, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_record_of_steps_that_do_not_come(self):
+        arguments = ["--prompt", PROMPT, "--max-tokens", "3", "--record", str(self.folder), "--record-steps", "1,1000", "--draft", "none"]
+        out = self.good(*arguments)
+        self.assertEqual(out.count("recorded   "), 5)
+        self.assertIn("recorded   nothing of step 1000: the last was step 3\n", out)
+        self.assertEqual(self.json(*arguments)["recorded"], [str(self.folder / f"step-0001-layer-{i}.safetensors") for i in range(4)])
+        self.refused("--record-steps: Value 0 not in range 1 to 2147483647", *arguments, "--model", MODEL, "--record-steps", "0")
+        self.refused(": cannot be made", "--model", MODEL, "--prompt", "a", "--record", "")
+        self.refused("--record-steps", "--model", MODEL, "--prompt", "a", "--record-steps", "1")
+
     def test_a_model_of_another_shape(self):
         done = self.run_program("--model", self.model(), "--prompt", "abc", "--max-tokens", "20", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -165,7 +175,15 @@ class Generate(unittest.TestCase):
         self.refused(f"{self.folder}: is not a regular file", *model, "--prompt-file", str(self.folder))
         self.refused("prompt 1: needs 4 pages of 64 tokens, the pool has 2", *model, "--prompt", "a" * 100, "--max-tokens", "100",
                      "--pool-pages", "2")
+        large = self.folder / "large"
+        large.touch()
+        os.truncate(large, 1 << 40)  # takes no disk, and would not fit in memory
+        self.refused(f"{large}: is larger than 1048576 bytes", *model, "--prompt-file", str(large))
         self.refused("positions", *model, "--prompt", "a" * 2000)
+        large.write_bytes(b"a" * (1 << 20))  # refused before caches for it are made
+        self.refused("prompt 1: its 1048576 bytes, 200 to generate", *model, "--prompt-file", str(large), "--max-tokens", "200")
+        self.refused("prompt 1: its 2000 bytes", *model, "--prompt", "a" * 2000, "--pool-pages", "16777216")
+        self.refused("nowhere: cannot open: No such file or directory", *model, "--prompt-file", str(self.folder / "nowhere"))
 
     def test_bad_options(self):
         model = ["--model", MODEL, "--prompt", "a"]
