@@ -278,6 +278,7 @@ int run_generate(GenerateOptions &options) {
     throw Failure(kBadInput, fmt::format("--temperature: {} should be from 0 to 100", options.decoder.temperature));
   }
   if (options.threads == 0) options.threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
+  if (options.draft == "none") options.decoder.qlen = 1;  // no positions and pages for drafts
   std::vector<std::string> prompts = options.prompts;
   for (const std::string &file : options.prompt_files) prompts.push_back(generate::read_small_file(file));
   if (prompts.empty()) throw Failure(kBadInput, "no prompt: give --prompt or --prompt-file");

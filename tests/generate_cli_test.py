@@ -185,6 +185,13 @@ class Generate(unittest.TestCase):
         self.refused("prompt 1: its 2000 bytes", *model, "--prompt", "a" * 2000, "--pool-pages", "16777216")
         self.refused("nowhere: cannot open: No such file or directory", *model, "--prompt-file", str(self.folder / "nowhere"))
 
+    def test_longest_prompts(self):
+        """The model has 512 positions; without drafts none are kept for them."""
+        for length, more in ((502, []), (505, ["--qlen", "1"]), (505, ["--draft", "none"])):
+            self.assertEqual(len(self.json("--prompt", "a" * length, "--max-tokens", "8", *more)["texts"][0]["text"]), 8)
+            self.refused("need 513 positions, the model has 512", "--model", MODEL, "--prompt", "a" * (length + 1), "--max-tokens", "8", *more)
+        self.assertEqual(self.json("--prompt", "a", "--max-tokens", "1", "--draft", "none")["qlen"], 1)
+
     def test_bad_options(self):
         model = ["--model", MODEL, "--prompt", "a"]
         self.refused("--model", "--prompt", "a")
