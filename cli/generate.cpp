@@ -64,8 +64,12 @@ class Screen {
 
   void show(std::size_t prompt, const std::string &bytes, std::size_t drafted) {
     Text &text = texts_[prompt];
-    if (text.size == 0 && prompts_.size() == 1) write(prompts_[0]);
-    text.shown += marked(bytes.substr(0, drafted)) + plain(bytes.substr(drafted));
+    if (text.size == 0) {
+      text.last = prompts_[prompt].back();
+      if (prompts_.size() == 1) write(prompts_[0]);
+    }
+    text.shown += marked(bytes.substr(0, drafted), text.last);
+    text.shown += plain(bytes.substr(drafted), text.last);
     text.size += bytes.size();
     if (prompts_.size() == 1) {
       std::fwrite(text.shown.data(), 1, text.shown.size(), stdout);
@@ -86,21 +90,28 @@ class Screen {
   struct Text {
     std::string shown;  // still to be written
     std::size_t size = 0;
+    char last = 0;  // byte seen
   };
 
-  std::string plain(std::string bytes) const {
+  // `last` is the byte before, then the last of `bytes`.
+  std::string plain(std::string bytes, char &last) const {
     if (!terminal_) return bytes;
     for (char &c : bytes) {
       const auto u = static_cast<unsigned char>(c);
-      if ((u < 0x20 && c != '\n' && c != '\t') || u == 0x7f) c = '?';
+      const bool ascii_control = (u < 0x20 && c != '\n' && c != '\t') || u == 0x7f;
+      const bool high_control = u >= 0x80 && u < 0xa0 && last == '\xc2';  // U+0080 ... U+009F in UTF-8
+      last = c;
+      if (ascii_control || high_control) c = '?';
     }
     return bytes;
   }
-  std::string marked(const std::string &bytes) const {
-    return terminal_ && !bytes.empty() ? "\033[32m" + plain(bytes) + "\033[0m" : plain(bytes);
+  std::string marked(const std::string &bytes, char &last) const {
+    const std::string text = plain(bytes, last);
+    return terminal_ && !text.empty() ? "\033[32m" + text + "\033[0m" : text;
   }
   void write(const std::string &bytes) const {
-    const std::string text = plain(bytes);
+    char last = 0;
+    const std::string text = plain(bytes, last);
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   }

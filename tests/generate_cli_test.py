@@ -110,11 +110,9 @@ class Generate(unittest.TestCase):
         self.assertNotEqual(hot, text("--temperature", "1", "--seed", "4"))
         self.assertEqual(text(), text("--seed", "9"))
 
-    def test_terminal(self):
-        """On a terminal accepted drafts are green, and nothing but colours is added."""
+    def on_a_terminal(self, *more):
         leader, follower = pty.openpty()
-        arguments = [PROGRAM, "generate", "--threads", "2", *BACKEND, "--model", MODEL, "--prompt", PROMPT,
-                     "--max-tokens", "40"]
+        arguments = [PROGRAM, "generate", "--threads", "2", *BACKEND, "--model", MODEL, *more]
         with subprocess.Popen(arguments, stdout=follower, stderr=subprocess.PIPE) as process:
             os.close(follower)
             out = b""
@@ -128,10 +126,33 @@ class Generate(unittest.TestCase):
                 out += part
             os.close(leader)
             process.communicate(timeout=300)
+        return out
+
+    def test_terminal(self):
+        """On a terminal accepted drafts are green, and nothing but colours is added."""
+        out = self.on_a_terminal("--prompt", PROMPT, "--max-tokens", "40")
         self.assertIn(b"\033[32m", out)
         plain = out.replace(b"\033[32m", b"").replace(b"\033[0m", b"").replace(b"\r\n", b"\n").decode()
         self.assertNotIn("\033", plain)
         self.assertTrue(plain.startswith(self.good("--prompt", PROMPT, "--max-tokens", "40").split("\n\n")[0]), plain)
+
+    def test_control_characters_do_not_reach_a_terminal(self):
+        """Neither those of ASCII nor U+0080 to U+009F, some of which start commands as well, in a prompt's text or in one generated."""
+        out = self.on_a_terminal("--prompt", b"a\033[31m\x07\x7f \xc2\x9b31m \xc2\xa3 \xc3\x9b", "--max-tokens", "1")
+        self.assertTrue(out.startswith(b"a?[31m?? \xc2?31m \xc2\xa3 \xc3\x9b"), out)
+        many = ["--temperature", "100", "--draft", "none", "--max-tokens", "450"]
+        pairs = [bytes((0xc2, c)) for c in range(0x80, 0xa0)]
+        prompt = pathlib.Path(self.folder / "prompt")
+        prompt.write_bytes(b"\xc2")
+        for seed in range(1, 41):  # until a text goes on with such a character
+            text = subprocess.run([PROGRAM, "generate", *BACKEND, "--model", MODEL, "--prompt-file", str(prompt), *many, "--seed", str(seed)],
+                                  capture_output=True, timeout=300, check=True).stdout
+            if any(pair in text for pair in pairs):
+                break
+        else:
+            self.fail("no text has such a character")
+        out = self.on_a_terminal("--prompt-file", str(prompt), *many, "--seed", str(seed))
+        self.assertFalse([pair for pair in pairs if pair in out])
 
     def test_record(self):
         steps = self.folder / "steps"
