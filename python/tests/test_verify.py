@@ -1,5 +1,6 @@
 """verify() on NumPy arrays against the float64 oracle."""
 
+import mla_oracle
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +16,21 @@ def test_types(dtype, kv_dtype):
     step = Step([40, 7, 100, 0], dtype=dtype, kv_dtype=kv_dtype, k_scale=0.0625 if kv_dtype.startswith("f8") else None)
     out, lse = mlaverify.verify(*step.arrays(), **step.options())
     assert out.dtype == step.q.dtype and lse.dtype == np.float32
+    step.check(out, lse)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("flat", [False, True])
+def test_records(dtype, flat):
+    step = Step([40, 7, 100, 0], lk=576, lv=512, dtype=dtype, kv_dtype="f32", flat=flat)
+    unseen = np.isnan(step.kv_cache).any(axis=-1)
+    records = mla_oracle.to_records(np.where(unseen[..., None], 0, step.kv_cache))
+    step.kv_cache = np.where(unseen[..., None], np.float32(np.nan), mla_oracle.from_records(records).astype(np.float32))
+    want = mlaverify.verify(*step.arrays(), **step.options(), backend="reference")  # of the numbers that the records hold
+    records[unseen] = 0xFF
+    step.kv_cache = records
+    out, lse = mlaverify.verify(*step.arrays(), **step.options(), kv_dtype="f8_ds_mla")
+    step.expected = tuple(np.asarray(x).astype(np.float64) for x in want)
     step.check(out, lse)
 
 
