@@ -4,6 +4,8 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "rules/number.h"
 #include "support/test_call.h"
@@ -66,18 +68,24 @@ TEST(Fp8, EqualsTheDequantisedCache) {
   }
 }
 
+// bf16 queries over an FP8 cache, of the widths that kernels are made for.
+TestCase fp8_case(DType type, int32_t heads, int32_t qlen, std::vector<int32_t> lens) {
+  TestCase c;
+  c.q_dtype = DType::bf16;
+  c.kv_dtype = type;
+  c.lk = 576;
+  c.lv = 512;
+  c.heads = heads;
+  c.qlen = qlen;
+  c.lens = std::move(lens);
+  return c;
+}
+
 // A row with one key is its value: each of the 256 codes in each column, for rows that tiles of any size hold.
 TEST(Fp8, EveryCodeIsItsNumber) {
   for (const DType type : {DType::f8_e4m3, DType::f8_e5m2}) {
     for (const int32_t heads : {1, 20, 40}) {
-      TestCase c;
-      c.q_dtype = DType::bf16;
-      c.kv_dtype = type;
-      c.lk = 576;
-      c.lv = 512;
-      c.qlen = 1;
-      c.heads = heads;
-      c.lens.assign(256, 1);
+      TestCase c = fp8_case(type, heads, 1, std::vector<int32_t>(256, 1));
       c.k_scale = 0.5f;
       TestCall call(c);
       const auto number = [type](int32_t code) {
@@ -115,14 +123,7 @@ TEST(Fp8, CodesThatAreNoNumbers) {
                                    {DType::f8_e5m2, 0xfc}}) {
     for (const int32_t dim : {0, 33, 300, 511, 512, 575}) {
       for (const int32_t heads : {3, 20, 40}) {
-        TestCase c;
-        c.q_dtype = DType::bf16;
-        c.kv_dtype = type;
-        c.lk = 576;
-        c.lv = 512;
-        c.qlen = 2;
-        c.heads = heads;
-        c.lens = {300, 40};
+        TestCase c = fp8_case(type, heads, 2, {300, 40});
         c.sm_scale = 0.05f;
         TestCall call(c);
         static_cast<uint8_t *>(call.key(0, 100))[dim] = static_cast<uint8_t>(code);

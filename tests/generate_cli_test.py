@@ -10,41 +10,19 @@ import pty
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
 from reference_model import SMALL, mla_oracle, write_random
+from verb_test import VerbTest
 
 PROGRAM = MODEL = ""
 BACKEND = []
 PROMPT = "And it came to pass in those days, that "
 
 
-class Generate(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
-    def run_program(self, *arguments, text=True):
-        return subprocess.run([PROGRAM, "generate", *BACKEND, *arguments], capture_output=True, text=text, timeout=300, check=False)
-
+class Generate(VerbTest):
     def good(self, *arguments):
-        done = self.run_program("--model", MODEL, *arguments)
-        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
-        self.assertEqual(done.stderr, "")
-        return done.stdout
-
-    def json(self, *arguments):
-        return json.loads(self.good(*arguments, "--json"))
-
-    def refused(self, wanted, *arguments, code=2):
-        done = self.run_program(*arguments)
-        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
-        self.assertEqual(done.stdout, "")
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertTrue(done.stderr.startswith("mlaverify: "), done.stderr)
-        self.assertIn(wanted, done.stderr)
+        return super().good("--model", MODEL, *arguments)
 
     def model(self, name="model", **changes):
         """A small random checkpoint, its config changed (None: the key is left out)."""
@@ -292,4 +270,5 @@ if __name__ == "__main__":
     rest = sys.argv[3:]
     if rest[:1] == ["--backend"]:
         BACKEND, rest = rest[:2], rest[2:]
+    Generate.command = [PROGRAM, "generate", *BACKEND]
     unittest.main(argv=sys.argv[:1] + rest)

@@ -1,49 +1,21 @@
 #!/usr/bin/env python3
 """Tests of `mlaverify replay` as a user runs it.  python3 tests/replay_cli_test.py PATH_TO_mlaverify [unittest arguments]"""
-import json
-import pathlib
 import random
-import subprocess
 import sys
-import tempfile
 import unittest
 
-PROGRAM = ""
+from verb_test import VerbTest
+
 HEADER = "arrival_ms,input_tokens,output_tokens\n"
 SMALL = ["--lk", "64", "--lv", "32", "--heads", "2", "--page-size", "8"]
 TRACE = HEADER + "".join(f"0,{20 + 13 * i % 50},{5 + 7 * i % 11}\n" for i in range(12))
 
 
-class Replay(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
+class Replay(VerbTest):
     def file(self, content, name="trace.csv"):
         path = self.folder / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return str(path)
-
-    def run_program(self, *arguments):
-        return subprocess.run([PROGRAM, "replay", *arguments], capture_output=True, text=True, timeout=120, check=False)
-
-    def good(self, *arguments):
-        done = self.run_program(*arguments)
-        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
-        self.assertEqual(done.stderr, "")  # quiet in a pipe: no progress bar
-        return done.stdout
-
-    def json(self, *arguments):
-        return json.loads(self.good(*arguments, "--json"))
-
-    def refused(self, wanted, *arguments, code=2):
-        done = self.run_program(*arguments)
-        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
-        self.assertEqual(done.stdout, "")
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertTrue(done.stderr.startswith("mlaverify: "), done.stderr)
-        self.assertIn(wanted, done.stderr)
 
     def test_summary(self):
         out = self.good(self.file(TRACE), *SMALL)
@@ -181,5 +153,5 @@ class Replay(unittest.TestCase):
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    PROGRAM = sys.argv.pop(1)
+    Replay.command = [sys.argv.pop(1), "replay"]
     unittest.main()

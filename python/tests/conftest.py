@@ -29,6 +29,6 @@ def pytest_collection_modifyitems(items):
         has_torch = has_gpu = False
     for item in items:
         if "torch" in item.keywords and not has_torch:
-            item.add_marker(pytest.mark.skip(reason="no torch"))
+            item.add_marker(pytest.mark.skip(reason="needs torch, which is not installed"))
         if "gpu" in item.keywords and not has_gpu:
-            item.add_marker(pytest.mark.skip(reason="no GPU that torch sees"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU that torch sees (torch.cuda.is_available())"))

@@ -66,7 +66,7 @@ def test_every_result_is_in_the_pictures():
     assert sorted(heights) == sorted([1.3, 1.2, 1.1] * 4)
 
 
-@pytest.mark.skipif(not PROGRAM.exists(), reason="the program is not built")
+@pytest.mark.skipif(not PROGRAM.exists(), reason=f"needs {PROGRAM.relative_to(ROOT)}, which `make build` builds")
 def test_a_run_of_the_program(tmp_path):
     shape = ["--heads", "4", "--batch", "2", "--seq-len", "128", "--backend", "cpu"]
     printed = subprocess.run([PROGRAM, "bench", *shape, "--json"], capture_output=True, text=True, check=True).stdout

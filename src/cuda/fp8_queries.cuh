@@ -60,11 +60,11 @@ class Fp8Queries {
             largest = fmaxf(largest, fmaxf(finite_size(two.x), finite_size(two.y)));
           }
         }
-        const uint32_t exponent = max(__reduce_max_sync(~0u, __float_as_uint(largest)) >> 23, 15u);
-        const float factor = sign * __uint_as_float(127 + 127 + 14 - exponent << 23);
+        const F16Scale scale = f16_scale(__uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest))));
+        const float factor = sign * scale.factor;
         if (lane == 0)
           reinterpret_cast<float2 *>(shared_ + C::kOffsetScale)[first + r].x =
-              fmaxf(fabsf(scale_log2) * __uint_as_float(exponent - 14 << 23), 1.17549435e-38f);
+              fmaxf(fabsf(scale_log2) * scale.back, 1.17549435e-38f);
 #pragma unroll
         for (int i = 0; i < kReads; ++i) {
           const int chunk = lane + 32 * i;

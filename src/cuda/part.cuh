@@ -57,6 +57,16 @@ __device__ __forceinline__ float finite_size(float x) {
   return size <= 3.402823466e+38f ? size : 0.0f;
 }
 
+// A power of two that brings numbers of a row, whose largest size is `largest`, to f16: that one comes to lie between 2^14 and 2^15, so that
+// none overflows, and one 2^28 times smaller keeps all its bits. `back`: its inverse. Both are normal numbers.
+struct F16Scale {
+  float factor, back;
+};
+__device__ __forceinline__ F16Scale f16_scale(float largest) {
+  const uint32_t exponent = max(__float_as_uint(largest) >> 23, 15u);
+  return {__uint_as_float(127 + 127 + 14 - exponent << 23), __uint_as_float(exponent - 14 << 23)};
+}
+
 // What weighs nothing on the left, where it may never have been written, is not taken over.
 __device__ __forceinline__ rules::MergeStep merge_in_log2(rules::SoftmaxState left, rules::SoftmaxState right) {
   if (rules::weighs_nothing(left)) return {0.0f, 1.0f, right};

@@ -453,8 +453,8 @@ class Fp8Products {
 
   // As the other Hopper kernel does (verify_sm90.cuh).
   __device__ __forceinline__ void write_part_f16(const volatile Item &item, int32_t piece, const float (&o)[kO][kS]) const {
-    float *exponents = of_rows(C::kOffsetFactor) + group() * C::kRows;
-    if (has_row()) exponents[thread()] = 0.0f;
+    float *sizes_of_rows = of_rows(C::kOffsetFactor) + group() * C::kRows;
+    if (has_row()) sizes_of_rows[thread()] = 0.0f;
     float largest[kLaneRows], held[kHeld];
 #pragma unroll
     for (int n = 0; n < kLaneRows; ++n) {
@@ -468,20 +468,17 @@ class Fp8Products {
     reduce(largest, held, [](float a, float b) { return fmaxf(a, b); });
     ptx::barrier_sync(kBarrierGroup + group(), C::kGroup);
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) ptx::shared_max(ptx::shared_address(exponents + held_row(k)), held[k]);
+    for (int k = 0; k < kHeld; ++k) ptx::shared_max(ptx::shared_address(sizes_of_rows + held_row(k)), held[k]);
     ptx::barrier_sync(kBarrierGroup + group(), C::kGroup);
     const LaneRows rows = this->rows();
     const int row = first_row(), used = used_rows(item);
     const Part part = this->part(item, piece, true);
     float4 *to = part.vector(row, first_column());
-    const auto exponent_of = [](float x) { return max(__float_as_uint(x) >> 23, 15u); };
-    if (has_row() && thread() < used)
-      part.set_state(thread(), state_, group(), __uint_as_float(exponent_of(exponents[thread()]) - 14 << 23));
+    if (has_row() && thread() < used) part.set_state(thread(), state_, group(), f16_scale(sizes_of_rows[thread()]).back);
 #pragma unroll
     for (int j = 0; j < kRowBlocks; ++j) {
       const float2 sizes = rows.of(C::kOffsetFactor + group() * C::kRows * 4, j);
-      const float x = __uint_as_float(127 + 127 + 14 - exponent_of(sizes.x) << 23),
-                  y = __uint_as_float(127 + 127 + 14 - exponent_of(sizes.y) << 23);
+      const float x = f16_scale(sizes.x).factor, y = f16_scale(sizes.y).factor;
 #pragma unroll
       for (int b = 0; b < kO; b += 2) {
         uint32_t word[4];

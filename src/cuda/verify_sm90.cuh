@@ -420,18 +420,16 @@ class Sm90Products {
     }
   }
 
-  // Half the bytes to write, and for the merge to read. A row's numbers are scaled so that its largest one is 2^14 or more: none
-  // overflows, and one 2^28 times smaller still has all its bits.
+  // Half the bytes to write, and for the merge to read.
   __device__ __forceinline__ void write_part_f16(const volatile Item &item, int32_t piece, const float (&o)[128]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t exponent = row_exponent(o, i);
+      const F16Scale scale = f16_scale(largest_of_row(o, i));
       if (row_of(i) >= used_rows(item)) continue;
-      const float factor = __uint_as_float(127 + 127 + 14 - exponent << 23), scale = __uint_as_float(exponent - 14 << 23);
-      if (lane_ % 4 == 0) part(item, piece, true).set_state(row_of(i), {max_[i], sum_[i]}, group_, scale);
+      if (lane_ % 4 == 0) part(item, piece, true).set_state(row_of(i), {max_[i], sum_[i]}, group_, scale.back);
       float4 *to = part(item, piece, true).fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
       const auto two = [&](int j) {
-        return __uint_as_float(F16::pack(o[4 * j + 2 * i] * factor, o[4 * j + 1 + 2 * i] * factor));
+        return __uint_as_float(F16::pack(o[4 * j + 2 * i] * scale.factor, o[4 * j + 1 + 2 * i] * scale.factor));
       };
 #pragma unroll
       for (int j = 0; j < C::kGroupValues / 8; j += 4)
@@ -439,16 +437,15 @@ class Sm90Products {
     }
   }
 
-  // The biased exponent of the largest number of row i in this group's columns, at least so large that a factor and a scale made of it are
-  // normal numbers. (fmaxf drops NaN.)
-  __device__ __forceinline__ uint32_t row_exponent(const float (&o)[128], int i) const {
+  // The size of the largest number of row i in this group's columns. (fmaxf drops NaN.)
+  __device__ __forceinline__ float largest_of_row(const float (&o)[128], int i) const {
     float largest = 0.0f;
 #pragma unroll
     for (int j = 0; j < C::kGroupValues / 8; ++j)
       largest = fmaxf(largest, fmaxf(fabsf(o[4 * j + 2 * i]), fabsf(o[4 * j + 1 + 2 * i])));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    return max(__float_as_uint(largest) >> 23, 15u);
+    return largest;
   }
 
   // Merges what lies in the place of a piece and `o`.
