@@ -1,6 +1,7 @@
 // The copying warpgroup of verify_fp8.cuh, and what it shares with the computing ones: sizes, the layout of shared memory, barriers.
 #pragma once
 
+#include "cuda/item_slots.cuh"
 #include "cuda/launch.h"
 #include "cuda/ptx.cuh"
 #include "cuda/schedule.cuh"
@@ -97,11 +98,16 @@ template <class C>
 class Fp8Copies {
  public:
   __device__ __forceinline__ Fp8Copies(const Launch &l, char *shared, Fp8Barriers<C> barriers)
-      : l_(l), p_(l.p), shared_(shared), barriers_(barriers), policy_(ptx::cache_policy(l.row_group == 1)) {}
+      : l_(l),
+        p_(l.p),
+        shared_(shared),
+        barriers_(barriers),
+        policy_(ptx::cache_policy(l.row_group == 1)),
+        sender_(reinterpret_cast<Item *>(shared + C::kOffsetItems), barriers) {}
 
   __device__ __forceinline__ void run(const Item &item) {
     const int tiles = fp8_tiles<C>(item);
-    if (warp_ == 0) hand_over(item);
+    if (warp_ == 0) sender_.send(item, lane_);
     if (tiles == 0) return;
     fetch_page(item, 0);
 #pragma unroll 1
@@ -115,22 +121,10 @@ class Fp8Copies {
 
   // Tells the computing groups that there is no more.
   __device__ __forceinline__ void finish() {
-    if (warp_ == 0) hand_over(Item{kNoMore, 0, 0, 0, 0, 0});
+    if (warp_ == 0) sender_.finish(lane_);
   }
-
-  static constexpr int32_t kNoMore = -1;  // request of the item behind the last
 
  private:
-  __device__ __forceinline__ void hand_over(const Item &item) {
-    const int slot = items_ % 2;
-    ptx::mbarrier_wait(barriers_.item_empty(slot), items_ / 2 % 2 ^ 1);
-    if (lane_ == 0) {
-      reinterpret_cast<Item *>(shared_ + C::kOffsetItems)[slot] = item;
-      ptx::mbarrier_arrive(barriers_.item_full(slot));
-    }
-    ++items_;
-  }
-
   // Looks up the page of this lane's key of tile t, one tile ahead of the copies.
   __device__ __forceinline__ void fetch_page(const Item &item, int t) {
     const int64_t key = item.key_begin + int64_t{t} * C::kKeys + warp_ * C::kStageKeys + lane_;
@@ -164,7 +158,7 @@ class Fp8Copies {
   // Keys that no other block copies go first from the L2 cache: partial results stay there until they are merged.
   const unsigned long long policy_;
   int32_t page_ = -1, offset_ = 0;
-  uint32_t items_ = 0;  // so far
+  ItemSender<Fp8Barriers<C>> sender_;
   Fp8Ring<C> ring_;
 };
 

@@ -1,6 +1,7 @@
 // The copying warpgroup of verify_sm90.cuh, and what it shares with the computing ones: sizes, the layout of shared memory, barriers.
 #pragma once
 
+#include "cuda/item_slots.cuh"
 #include "cuda/launch.h"
 #include "cuda/ptx.cuh"
 #include "cuda/schedule.cuh"
@@ -102,16 +103,16 @@ class Sm90Copies {
   __device__ __forceinline__ Sm90Copies(const Launch &l, char *shared, Sm90Barriers<C> barriers)
       : l_(l),
         p_(l.p),
-        items_at_(reinterpret_cast<Item *>(shared + C::kOffsetItems)),
         shared_(ptx::shared_address(shared)),
         barriers_(barriers),
         boxes_(l.box_keys > 0 ? C::kKeys / l.box_keys : 0),
         rank_(blockIdx.x % l.pair),
-        policy_(ptx::cache_policy(l.pair == l.row_group)) {}
+        policy_(ptx::cache_policy(l.pair == l.row_group)),
+        sender_(reinterpret_cast<Item *>(shared + C::kOffsetItems), barriers) {}
 
   __device__ __forceinline__ void run(const Item &item) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
-    if (warp_ == 0) hand_over(item);
+    if (warp_ == 0) sender_.send(item, lane_);
     if (l_.box_keys > 0) {
       if constexpr (C::kRopeBlocks > 0) {
         if (warp_ == 0) copy_boxes<C::kRopeBlocks>(item, tiles, 0);
@@ -128,23 +129,11 @@ class Sm90Copies {
 
   // Tells the computing groups that there is no more. Copies must not outlive their threads.
   __device__ __forceinline__ void finish() {
-    if (warp_ == 0) hand_over(Item{kNoMore, 0, 0, 0, 0, 0});
+    if (warp_ == 0) sender_.finish(lane_);
     ptx::cp_async_wait_all();
   }
 
-  static constexpr int32_t kNoMore = -1;  // request of the item behind the last
-
  private:
-  __device__ __forceinline__ void hand_over(const Item &item) {
-    const int slot = items_ % 2;
-    ptx::mbarrier_wait(barriers_.item_empty(slot), items_ / 2 % 2 ^ 1);
-    if (lane_ == 0) {
-      items_at_[slot] = item;
-      ptx::mbarrier_arrive(barriers_.item_full(slot));
-    }
-    ++items_;
-  }
-
   // Until part `part` of the stage of tile t may be overwritten.
   __device__ __forceinline__ void wait_for_room(int t, int part) const {
     const int stage = t % 2;
@@ -250,7 +239,6 @@ class Sm90Copies {
 
   const Launch &l_;
   const Problem &p_;
-  Item *const items_at_;
   const uint32_t shared_;
   const Sm90Barriers<C> barriers_;
   const int warp_ = threadIdx.x / 32 % 4, lane_ = threadIdx.x % 32;
@@ -259,7 +247,8 @@ class Sm90Copies {
   // Keys that no other block copies go first from the L2 cache: partial results stay there until they are merged.
   const unsigned long long policy_;
   int32_t page_ = -1, offset_ = 0;
-  uint32_t items_ = 0, uses_[2] = {0, 0};  // of the stages; so far
+  uint32_t uses_[2] = {0, 0};  // of the stages; so far
+  ItemSender<Sm90Barriers<C>> sender_;
 };
 
 }  // namespace mlaverify::cuda

@@ -58,14 +58,9 @@ class Fp8Products {
 
   // Until there are no more items.
   __device__ __forceinline__ void run() {
-    for (uint32_t items = 0;; ++items) {
-      ptx::mbarrier_wait(barriers().item_full(items % 2), items / 2 % 2);
-      const volatile Item &item = reinterpret_cast<const volatile Item *>(shared_ + C::kOffsetItems)[items % 2];
-      if (item.request == Fp8Copies<C>::kNoMore) return;
-      run(item);
-      __syncwarp();
-      release(barriers().item_empty(static_cast<int>(ptx::not_hoisted(items) % 2)));
-    }
+    receive_items(
+        shared_ + C::kOffsetItems, barriers(), [this](const volatile Item &item) { run(item); },
+        [this](uint32_t barrier) { release(barrier); });
   }
 
  private:
@@ -100,7 +95,6 @@ class Fp8Products {
   // Whether this thread is the one of its group that does what is to be done once for row thread().
   __device__ __forceinline__ bool has_row() const { return thread() < C::kRows; }
 
-  // `item` stays in shared memory, where it takes no registers.
   __device__ __forceinline__ void run(const volatile Item &item) {
     const int tiles = fp8_tiles<C>(item);
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);  // both are done with the item before

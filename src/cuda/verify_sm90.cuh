@@ -69,18 +69,12 @@ class Sm90Products {
 
   // Until there are no more items.
   __device__ __forceinline__ void run() {
-    for (uint32_t items = 0;; ++items) {
-      ptx::mbarrier_wait(barriers_.item_full(items % 2), items / 2 % 2);
-      const volatile Item &item = reinterpret_cast<const volatile Item *>(shared_ + C::kOffsetItems)[items % 2];
-      if (item.request == Sm90Copies<C>::kNoMore) return;
-      run(item);
-      __syncwarp();
-      release(barriers_.item_empty(static_cast<int>(ptx::not_hoisted(items) % 2)));
-    }
+    receive_items(
+        shared_ + C::kOffsetItems, barriers_, [this](const volatile Item &item) { run(item); },
+        [this](uint32_t barrier) { release(barrier); });
   }
 
  private:
-  // `item` stays in shared memory, where it takes no registers.
   __device__ __forceinline__ void run(const volatile Item &item) {
     const int tiles = tiles_of<C>(item.key_begin, item.key_end);
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);  // both are done with the item before
