@@ -13,12 +13,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+try:
+    import matplotlib as mpl
 
-mpl.use("agg")
-import matplotlib.pyplot as plt
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    print(f"python -m mlaverify.plot: needs matplotlib (pip install matplotlib): {error}", file=sys.stderr)
+    sys.exit(2)
 
 Results = dict[str, Any]  # the object that bench prints
 TIE = 1.03  # the best peer is as fast if ours takes less than this times its time

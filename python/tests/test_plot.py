@@ -82,3 +82,10 @@ def test_refusals(tmp_path):
         (tmp_path / "bad.json").write_text(text)
         done = run_plot(tmp_path / "bad.json")
         assert done.returncode == 2 and "bad.json: not what mlaverify bench --json prints" in done.stderr
+
+
+def test_without_matplotlib():
+    program = "import runpy, sys; sys.modules['matplotlib'] = None; runpy.run_module('mlaverify.plot', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("python -m mlaverify.plot: needs matplotlib (pip install matplotlib): ") and done.stderr.count("\n") == 1
