@@ -76,6 +76,8 @@ def verify(
     tensor = is_torch(q)
     if tensor:
         import torch
+    if tensor and (q.requires_grad or getattr(kv_cache, "requires_grad", False)) and torch.is_grad_enabled():
+        refuse_gradients(q=q, kv_cache=kv_cache)
     if tensor and torch.compiler.is_compiling():
         from mlaverify import torch_op
 
@@ -87,8 +89,6 @@ def verify(
         out, lse = outputs(q, v_head_dim, out, lse)
         torch_op.verify_into(q, kv_cache, block_table, seq_lens, out, lse, *options)
         return out, lse
-    if tensor and (q.requires_grad or getattr(kv_cache, "requires_grad", False)) and torch.is_grad_enabled():
-        refuse_gradients(q=q, kv_cache=kv_cache)
     if out is None or lse is None:
         out, lse = outputs(q, v_head_dim, out, lse)
     needed = _core.verify(
@@ -144,20 +144,21 @@ def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
     if len(shape) != 3:
         raise ValueError(f"q: got {type(q).__name__} of shape {list(shape)}, must be an array [B*qlen, H, Lk]")
     rows, heads, key_width = shape
-    if not hasattr(v_head_dim, "__index__"):
+    # Of a number that varies torch.compile knows the type, but no attributes.
+    if not isinstance(v_head_dim, int) and not hasattr(v_head_dim, "__index__"):
         raise TypeError(f"v_head_dim: got {v_head_dim!r}, must be an int")
     if not 8 <= v_head_dim <= key_width:  # before memory of that size is asked for
-        raise ValueError(f"v_head_dim: got {v_head_dim}, must be in 8 ... {key_width}, the width of q")
-    framework = next((name for c in type(q).__mro__ if (name := c.__module__.partition(".")[0]) in ("numpy", "cupy")), type(q).__module__)
+        # (int(): torch.compile has names for numbers that vary.)
+        raise ValueError(f"v_head_dim: got {int(v_head_dim)}, must be in 8 ... {int(key_width)}, the width of q")
     if is_torch(q):
         import torch
 
         new_out = q.new_empty((rows, heads, v_head_dim)) if out is None else out
         return new_out, q.new_empty((rows, heads), dtype=torch.float32) if lse is None else lse
-    if framework not in ("numpy", "cupy"):  # JAX's arrays, for example, never change
-        raise TypeError(
-            f"out, lse: are missing, must be given where q is of {framework.partition('.')[0]}: arrays like it cannot be made to write to"
-        )
+    origins = [base.__module__.partition(".")[0] for base in type(q).__mro__]
+    framework = next((origin for origin in origins if origin in ("numpy", "cupy")), None)
+    if framework is None:  # JAX's arrays, for example, never change
+        raise TypeError(f"out, lse: are missing, must be given where q is of {origins[0]}: arrays like it cannot be made to write to")
     module = sys.modules[framework]
     with q.device if framework == "cupy" else contextlib.nullcontext():
         new_out = module.empty((rows, heads, v_head_dim), dtype=q.dtype) if out is None else out

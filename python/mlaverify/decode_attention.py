@@ -61,6 +61,8 @@ def decode_attention_fwd_verify(
     if hasattr(q, "is_cuda"):  # is_torch(), for less than half of its time
         import torch
 
+        if (q.requires_grad or getattr(k_buffer, "requires_grad", False)) and torch.is_grad_enabled():
+            refuse_gradients(q=q, k_buffer=k_buffer)
         if torch.compiler.is_compiling():
             from mlaverify import torch_op
 
@@ -69,8 +71,6 @@ def decode_attention_fwd_verify(
                 k_scale,
             )  # fmt: skip
             return
-        if (q.requires_grad or getattr(k_buffer, "requires_grad", False)) and torch.is_grad_enabled():
-            refuse_gradients(q=q, k_buffer=k_buffer)
     try:
         _core.decode_attention_fwd_verify(
             q, k_buffer, v_buffer, o, lse, req_to_token, seq_lens, real_seq_lens, qlen, attn_logits, num_kv_splits, sm_scale, page_size,

@@ -43,7 +43,7 @@ def verify(
 
 @verify.register_fake
 def _(q, kv_cache, block_table, seq_lens, qlen, v_head_dim, *args, **kwargs):
-    return q.new_empty((q.shape[0], q.shape[1], v_head_dim)), q.new_empty((q.shape[0], q.shape[1]), dtype=torch.float32)
+    return _verify.outputs(q, v_head_dim, None, None)
 
 
 @torch.library.custom_op("mlaverify::verify_into", mutates_args=("out", "lse"), device_types=_DEVICES)

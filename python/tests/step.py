@@ -12,6 +12,15 @@ NUMPY_TYPES = {
     "f8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "f8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
+# v_head_dim where Lk is 72: what is refused before outputs of that width are made, and with which words.
+REFUSED_WIDTHS = [
+    (-8, ValueError, r"v_head_dim: got -8, must be in 8 \.\.\. 72"),
+    (80, ValueError, r"v_head_dim: got 80, must be in 8 \.\.\. 72"),
+    (2**40, ValueError, r"v_head_dim: got 1099511627776, must be in 8 \.\.\. 72"),
+    (64.5, TypeError, "v_head_dim: got 64.5, must be an int"),
+    ("64", TypeError, "v_head_dim: got '64', must be an int"),
+    (None, TypeError, "v_head_dim: got None, must be an int"),
+]
 
 
 class Step:

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import mlaverify
 from mlaverify import _verify, decode_attention
+from step import REFUSED_WIDTHS
 from torch_step import TORCH_TYPES, TorchStep
 
 pytestmark = pytest.mark.torch
@@ -102,6 +103,13 @@ def test_refused():
     out, lse = step.outputs()
     with pytest.raises(ValueError, match="q: got a null pointer"):
         mlaverify.verify(fake, kv_cache, block_table, seq_lens, **options, out=out, lse=lse)
+
+
+@pytest.mark.parametrize(("v_head_dim", "error", "message"), REFUSED_WIDTHS)
+def test_refused_before_outputs_are_made(v_head_dim, error, message):
+    step = TorchStep([40], "cpu")
+    with pytest.raises(error, match=message):
+        mlaverify.verify(*step.arrays(), **{**step.options(), "v_head_dim": v_head_dim})
 
 
 def test_triton_form_refuses_gradients():

@@ -6,10 +6,17 @@ torch = pytest.importorskip("torch")
 
 import mlaverify
 from mlaverify import torch_op
+from step import REFUSED_WIDTHS
 from torch_step import TorchStep
 
 pytestmark = pytest.mark.torch
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@pytest.fixture(autouse=True)
+def compile_anew():
+    """Else a function that was compiled for many tests is at torch's limit."""
+    torch._dynamo.reset()
 
 
 def operator_arguments(step):
@@ -57,33 +64,93 @@ def test_fake_tensors():
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == ((8, 4, 64), torch.float16, (8, 4), torch.float32)
 
 
+def layer(q, kv_cache, block_table, seq_lens, outputs, **options):
+    """verify() between two other operators."""
+    out, lse = mlaverify.verify(q * 1, kv_cache, block_table, seq_lens, **options, **outputs)
+    return out + 0, lse + 0
+
+
+def chosen(step, names):
+    """Of out and lse those with these names."""
+    return {name: array for name, array in zip(("out", "lse"), step.outputs()) if name in names}
+
+
+@on_each_device
+@pytest.mark.parametrize("dynamic", [False, True, None])
+@pytest.mark.parametrize("given", [(), ("out",), ("lse",), ("out", "lse")])
+def test_compile(device, dynamic, given):
+    """The plain functions under torch.compile, without a graph break, with whatever varies."""
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for lens, changes in [([130, 9], {}), ([40, 30, 20], {}), ([40, 30], {"qlen": 2}), ([40], {"lv": 56}), ([40], {"lk": 80, "lv": 72})]:
+        step = TorchStep(lens, device, dtype="bf16", **changes)
+        outputs = chosen(step, given)
+        step.check(*compiled(*step.arrays(), outputs, **step.options()))
+        if len(outputs) == 2:
+            step.check(**outputs)
+
+
 @on_each_device
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(device, dynamic):
-    """The plain functions under torch.compile, without a graph break."""
-
-    def layer(q, kv_cache, block_table, seq_lens, out, lse, **options):
-        first, _ = mlaverify.verify(q * 1, kv_cache, block_table, seq_lens, **options)
-        mlaverify.verify(q, kv_cache, block_table, seq_lens, **options, out=out, lse=lse)
-        return first + 0, out + 0, lse + 0
-
+def test_compile_all_options(device, dynamic):
     compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for lens in ([130, 9], [40, 30, 20]):
-        step = TorchStep(lens, device, dtype="bf16")
-        first, second, lse = compiled(*step.arrays(), *step.outputs(), **step.options())
-        step.check(first, lse)
-        step.check(second, lse)
+    for lens, splits in [([130, 9], 3), ([40, 30, 20], 2)]:
+        step = TorchStep(lens, device, dtype="bf16", kv_dtype="f8_e4m3", k_scale=0.05, real=[n - 2 for n in lens])
+        step.kv_cache = step.kv_cache.view(torch.uint8)
+        more = {"kv_dtype": "f8_e4m3", "dtype": "bf16", "num_kv_splits": splits, "batch_invariant": True}
+        for given in [(), ("out", "lse")]:
+            step.check(*compiled(*step.arrays(), chosen(step, given), **step.options(), **more))
 
 
 @on_each_device
-def test_compile_triton_form(device):
-    def layer(out, *arguments):
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_triton_form(device, dynamic):
+    def triton_layer(out, *arguments):
         mlaverify.decode_attention_fwd_verify(*arguments)
         return out + 0
 
-    step = TorchStep([130, 9], device, dtype="bf16")
-    out, lse = step.outputs()
-    step.check(torch.compile(layer, fullgraph=True, backend="aot_eager")(out, *step.triton_arguments(out, lse)), lse)
+    compiled = torch.compile(triton_layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for lens, splits in [([130, 9], 1), ([40, 30, 20], 2)]:
+        step = TorchStep(lens, device, dtype="bf16")
+        out, lse = step.outputs()
+        logits = torch.empty((*step.q.shape[:2], splits, step.lv + 1), device=device)
+        step.check(compiled(out, *step.triton_arguments(out, lse, splits, logits)), lse)
+
+
+@pytest.mark.parametrize(("v_head_dim", "error", "message"), REFUSED_WIDTHS)
+@pytest.mark.parametrize("given", [(), ("out",), ("out", "lse")])
+def test_compile_refuses_widths(v_head_dim, error, message, given):
+    """With the same words, in an exception of torch's; the operator itself refuses what is no int with torch's words."""
+    if error is TypeError and not given:
+        message = "v_head_dim' but instead found type"
+    step = TorchStep([40], "cpu")
+    options = {**step.options(), "v_head_dim": v_head_dim}
+    for dynamic in (False, True) if isinstance(v_head_dim, int) else (False,):
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        with pytest.raises(Exception, match=message):
+            compiled(*step.arrays(), chosen(step, given), **options)
+    if given:  # where a graph may break, the call is as without torch.compile
+        with pytest.raises(error, match="v_head_dim: got"):
+            torch.compile(layer, backend="aot_eager")(*step.arrays(), chosen(step, given), **options)
+
+
+@pytest.mark.parametrize("given", [(), ("out", "lse")])
+def test_compile_refuses_gradients(given):
+    step = TorchStep([40], "cpu")
+    step.q.requires_grad_()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="q: requires a gradient"):
+        compiled(*step.arrays(), chosen(step, given), **step.options())
+    with torch.no_grad():
+        step.check(*compiled(*step.arrays(), chosen(step, given), **step.options()))
+
+
+def test_compile_triton_form_refuses_gradients():
+    step = TorchStep([40], "cpu")
+    step.kv_cache.requires_grad_()
+    arguments = step.triton_arguments(*step.outputs())
+    with pytest.raises(Exception, match="k_buffer: requires a gradient"):
+        torch.compile(lambda: mlaverify.decode_attention_fwd_verify(*arguments), fullgraph=True, backend="aot_eager")()
 
 
 def test_compile_refuses_what_the_operator_has_not():
