@@ -189,6 +189,17 @@ mlaverify_tensor from_numpy(nb::handle array, const char *name, Use use, mlaveri
   return t;
 }
 
+// The numbers of z.conj().imag are those in memory with the other sign, which DLPack does not say.
+void refuse_negative(nb::handle tensor, const char *name) {
+  static PyObject *const is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject *const arguments[] = {tensor.ptr()};
+  const nb::object negative = nb::steal(PyObject_VectorcallMethod(is_neg, arguments, 1, nullptr));
+  if (!negative.is_valid()) throw nb::python_error();
+  if (negative.is(Py_True)) {
+    value_error(std::string(name) + ": got a tensor with the negative bit set, must be without it: call its resolve_neg()");
+  }
+}
+
 // Versions of torch without the exchange interface, and subclasses of its tensors.
 mlaverify_tensor from_torch(nb::handle tensor, const char *name, mlaverify_dtype dtype) {
   mlaverify_tensor t = {};
@@ -312,11 +323,13 @@ Arrays::Arrays(nb::handle stream, nb::handle array) {
 
 mlaverify_tensor Arrays::view(nb::handle array, const char *name, Use use, mlaverify_dtype dtype) {
   if (array.is_none()) return {};
+  const ExchangeApi *api = exchange_api(array);
+  if (api == nullptr && is_instance(array, numpy_array())) return from_numpy(array, name, use, dtype);
+  const bool torch = is_instance(array, torch_tensor());
+  if (torch) refuse_negative(array, name);
   if (array.is(described_)) return from_dltensor(description_, name, dtype);
-  if (const ExchangeApi *api = exchange_api(array)) return from_dltensor(describe(*api, array, name), name, dtype);
-  if (is_instance(array, numpy_array())) return from_numpy(array, name, use, dtype);
-  if (is_instance(array, torch_tensor())) return from_torch(array, name, dtype);
-  return view_of_other(array, name, use, dtype);
+  if (api != nullptr) return from_dltensor(describe(*api, array, name), name, dtype);
+  return torch ? from_torch(array, name, dtype) : view_of_other(array, name, use, dtype);
 }
 
 // Over the protocol, which has the producer put its own work before what comes on the call's stream.

@@ -18,6 +18,10 @@ on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", 
 TYPES = [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("bf16", "f8_e4m3"), ("f16", "f8_e5m2")]
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
 @on_each_device
 @pytest.mark.parametrize(("dtype", "kv_dtype"), TYPES)
 def test_types(device, dtype, kv_dtype):
@@ -70,10 +74,7 @@ def test_slices_are_taken_as_they_are(device):
 def test_subclasses(device):
     step = TorchStep([40], device)
 
-    class Sub(torch.Tensor):
-        pass
-
-    step.q, step.kv_cache = step.q.as_subclass(Sub), torch.nn.Parameter(step.kv_cache, requires_grad=False)
+    step.q, step.kv_cache = step.q.as_subclass(Subclass), torch.nn.Parameter(step.kv_cache, requires_grad=False)
     out, lse = step.outputs()
     mlaverify.verify(*step.arrays(), **step.options(), out=out, lse=lse)
     step.check(out.as_subclass(torch.Tensor), lse)
@@ -110,6 +111,33 @@ def test_refused_before_outputs_are_made(v_head_dim, error, message):
     step = TorchStep([40], "cpu")
     with pytest.raises(error, match=message):
         mlaverify.verify(*step.arrays(), **{**step.options(), "v_head_dim": v_head_dim})
+
+
+@pytest.mark.parametrize("name", ["q", "kv_cache", "seq_lens", "k_scale", "out", "lse"])
+@pytest.mark.parametrize("subclass", [False, True])
+def test_numbers_of_the_other_sign_are_refused(name, subclass):
+    """Memory holds the negatives of a tensor with the negative bit."""
+    step = TorchStep([40], "cpu", kv_dtype="f8_e4m3", k_scale=0.05)
+    out, lse = step.outputs()
+    arguments = {**dict(zip(("q", "kv_cache", "block_table", "seq_lens"), step.arrays())), **step.options(), "out": out, "lse": lse}
+    plain = arguments[name]
+    if name == "kv_cache":
+        arguments[name] = plain.view(torch.uint8)
+    negative = torch.complex(plain, plain).conj().imag if name == "k_scale" else torch._neg_view(arguments[name])
+    arguments[name] = negative.as_subclass(Subclass) if subclass else negative
+    with pytest.raises(ValueError, match=f"{name}: got a tensor with the negative bit set, must be without it: call its resolve_neg"):
+        mlaverify.verify(**arguments, kv_dtype="f8_e4m3")
+    assert torch.isnan(out).all() and torch.isnan(lse).all()
+    step.k_scale = -torch.complex(step.k_scale, step.k_scale).conj().imag.resolve_neg()
+    step.check(*mlaverify.verify(*step.arrays(), **step.options()))
+
+
+def test_complex_numbers_are_refused():
+    step = TorchStep([40], "cpu")
+    out, lse = step.outputs()
+    for q in (torch.complex(step.q, step.q), torch.complex(step.q, step.q).conj()):
+        with pytest.raises(TypeError, match="q: got .*, must be f32, f16, bf16, f8_e4m3 or f8_e5m2"):
+            mlaverify.verify(q, *step.arrays()[1:], **step.options(), out=out, lse=lse)
 
 
 def test_triton_form_refuses_gradients():
