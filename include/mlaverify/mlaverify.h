@@ -91,7 +91,9 @@ typedef int32_t mlaverify_backend;
 #define MLAVERIFY_BACKEND_CPU 2
 #define MLAVERIFY_BACKEND_CUDA 3
 
-#define MLAVERIFY_FLAG_BATCH_INVARIANT 1u /* a row's bits depend only on its q, its visible keys and the scales */
+/* A row's bits depend only on its q, its visible keys and the scales; on a GPU also on the kernel, which follows from types, widths, and
+   whether addresses and strides allow 16-byte copies. */
+#define MLAVERIFY_FLAG_BATCH_INVARIANT 1u
 /* Refuse bad lengths and page ids. CPU backends always do; cuda reads them back first: the call waits for the stream, and is
    UNSUPPORTED where the stream is being captured. */
 #define MLAVERIFY_FLAG_CHECKED 2u

@@ -51,7 +51,8 @@ def verify(
         real_seq_lens: ``[B]`` int32, true lengths where seq_lens is padded.
         k_scale: one f32 number as an array, multiplies an FP8 cache; ignored with other caches.
         num_kv_splits: 0: the library chooses; n: keys are cut in at most n pieces by the documented rule.
-        batch_invariant: the bits of a row depend on nothing but its queries, its keys and the scales.
+        batch_invariant: the bits of a row depend on nothing but its queries, its keys and the scales; on a GPU also on whether addresses
+            and strides are multiples of 16 bytes.
         checked: on a GPU, read lengths and page ids back and refuse bad ones (waits for the stream). On a CPU they are always checked.
         out: ``[B*qlen, H, Lv]`` in the type of q, written to; by default a new array of the framework of q. Like lse and workspace it must
             not overlap any other argument, which is not checked.
