@@ -31,9 +31,10 @@ struct Fp8Config {
   // Q, and weights, as blocks of 64 columns, or keys.
   static constexpr int kBlocks = kQk / 64, kBlockBytes = kRows * 128;
   static constexpr int kOffsetP = kBlocks * kBlockBytes, kOffsetK = kOffsetP + 2 * kBlockBytes;
-  // Per row: scale of scores and minus the reference, keys seen, largest exponent, sums of eight warps, two factors, where it goes.
-  static constexpr int kOffsetScale = kOffsetK + kStages * kStageBytes, kOffsetLimit = kOffsetScale + kRows * 8;
-  static constexpr int kOffsetLargest = kOffsetLimit + kRows * 4;
+  // Per row: scale of scores and minus the reference, the score beyond which that moves, keys seen, largest score, sums of eight warps, two
+  // factors, where it goes.
+  static constexpr int kOffsetScale = kOffsetK + kStages * kStageBytes, kOffsetTop = kOffsetScale + kRows * 8;
+  static constexpr int kOffsetLimit = kOffsetTop + kRows * 4, kOffsetLargest = kOffsetLimit + kRows * 4;
   static constexpr int kOffsetSum = kOffsetLargest + kRows * 4, kOffsetFactor = kOffsetSum + 8 * kRows * 4;
   static constexpr int kOffsetOut = kOffsetFactor + 2 * kRows * 4;
   static constexpr int kOffsetItems = kOffsetOut + kRows * 8;

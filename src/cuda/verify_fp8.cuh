@@ -9,11 +9,12 @@
 //
 //   tile t, both groups               [1] S = Q K^T of the group's 64 keys: 64 columns at a time are loaded (ldmatrix) and widened while
 //                                         the products of the 64 before run
-//                                     [2] scale, mask in boundary tiles; largest scores of each row, over all warps ("both")
-//                                     [3] the reference moves where weights would grow too large, and O is rescaled; P = exp2(S -
-//                                         reference), row sums; P to shared memory ("both")
+//                                     [2] mask in boundary tiles; whether some score is beyond where its row's reference moves ("both",
+//                                         a vote)
+//                                     [3] if so, references move there, and O is rescaled. P = exp2(scale * S - reference), row sums; P to
+//                                         shared memory ("both")
 //                                     [4] O += P V of the group's 256 columns, all keys: 32 keys x 32 columns at a time, as in [1], loaded
-//                                         transposed. Its last products run under [1] of the next tile
+//                                         transposed
 //
 // Operands of 16-bit products from bytes. A lane of a warp has of an 8 x 8 matrix of 16-bit numbers two neighbours; of bytes, four of a
 // row (S), which it takes for numbers 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of sixteen along the product, i its place among four lanes: columns
@@ -31,8 +32,8 @@
 //   group 0, 1       named, 128   a group              largest numbers of partial results written before read
 //
 // Shared memory: Q (64-column blocks, swizzled), P (two blocks of 64 keys), stages of 32 keys (rows of Lk + 16 bytes), what is per row,
-// items, barriers. With Lk 576: 16 rows 11 stages, 32 rows 9, 64 rows 7; one block a multiprocessor.
-// Registers: the launch gives 168 a thread; 216 a computing one (64 rows: O 128, S 32, A twice 16, bytes 8), 72 a copying one.
+// items, barriers. With Lk 576: 16 rows 10 stages, 32 rows 9, 64 rows 7; one block a multiprocessor.
+// Registers: the launch gives 168 a thread; 224 a computing one (64 rows: O 128, S 32, A twice 16, bytes 8, sums 8), 56 a copying one.
 #pragma once
 
 #include "cuda/fp8_copies.cuh"
@@ -64,18 +65,18 @@ class Fp8Products {
   }
 
  private:
-  static constexpr int kRowBlocks = C::kRows / 8;      // of eight rows
-  static constexpr int kS = 4 * kRowBlocks, kO = 4;    // registers of S, or of 64 columns of O; times 64 columns of a group
-  static constexpr int kLaneRows = 2 * kRowBlocks;     // rows that a lane has numbers of
-  static constexpr int kHeld = C::kRows > 32 ? 2 : 1;  // rows of which a lane gets what is reduced over a warp
+  static constexpr int kRowBlocks = C::kRows / 8;    // of eight rows
+  static constexpr int kS = 4 * kRowBlocks, kO = 4;  // registers of S, or of 64 columns of O; times 64 columns of a group
+  // Rows that a lane has numbers of; sums of weights that it keeps (with 64 rows behind a step of reduce(): no registers for more);
+  // rows of which it gets what is reduced over a warp.
+  static constexpr int kLaneRows = 2 * kRowBlocks, kSums = rules::min(kLaneRows, 8), kHeld = C::kRows > 32 ? 2 : 1;
   // Loads of 16 x 32 bytes a warp that are widened at a time, into two sets of registers in turn: one under the products of the other. As
   // many as there are registers for.
   static constexpr int kScoreLoads = C::kRows > 32 ? 2 : C::kQk / 32 % 3 == 0 ? 3 : 4, kValueLoads = C::kRows > 32 ? 2 : 4;
   static_assert(C::kQk / 32 % kScoreLoads == 0 && kO % kValueLoads == 0);
   static constexpr int kBarrierBoth = 1, kBarrierGroup = 2;  // named; of both groups, and 2 and 3 of one group
-  // Logarithms of weights, to base 2: of the largest one when the reference has moved, and the most there are. Minus the reference of a
-  // row that has none.
-  static constexpr float kLift = 7.0f, kTop = 15.0f, kNone = 1e30f;
+  // Logarithms of weights, to base 2: of the largest one when the reference has moved, and the most there are.
+  static constexpr float kLift = 7.0f, kTop = 15.0f;
   static_assert(C::kGroupValues == 64 * kO);
 
   __device__ __forceinline__ Fp8Barriers<C> barriers() const { return {ptx::shared_address(shared_) + C::kOffsetBarriers}; }
@@ -106,7 +107,7 @@ class Fp8Products {
       for (int i = 0; i < kS; ++i) o[b][i] = 0.0f;
     }
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) sum_[k] = 0.0f;
+    for (int n = 0; n < kSums; ++n) sum_[n] = 0.0f;
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
@@ -142,8 +143,8 @@ class Fp8Products {
 
   __device__ __forceinline__ void begin(const volatile Item &item) {
     if (group() == 0 && has_row()) {
-      of_rows(C::kOffsetScale)[2 * thread() + 1] = kNone;
-      of_rows(C::kOffsetLargest)[thread()] = kMinusInf;
+      of_rows(C::kOffsetScale)[2 * thread() + 1] = 0.0f;
+      of_rows(C::kOffsetTop)[thread()] = of_rows(C::kOffsetLargest)[thread()] = kMinusInf;
     }
     if (same_rows(item)) return;
     const int32_t first = item.row_tile * C::kRows;
@@ -252,29 +253,27 @@ class Fp8Products {
 
   // ---- Softmax ----
 
-  // What lanes have of the rows they share (number 2 j + i: row 8 j + 2 * (lane % 4) + i), reduced over the warp: each lane gets that of
-  // the rows it holds, held_row(k).
-  template <class Op>
-  __device__ __forceinline__ void reduce(float (&x)[kLaneRows], float (&held)[kHeld], Op op) const {
-    const int lane = ptx::lane();
-    int count = kLaneRows;
+  // What lanes have of `count` rows they share (number 2 j + i: row 8 j + 2 * (lane % 4) + i), reduced over lanes that are `lanes` apart: of
+  // several rows each lane keeps half.
+  template <int lanes, int count, int n, class Op>
+  static __device__ __forceinline__ void reduce_step(float (&x)[n], Op op) {
+    if constexpr (count > 1) {
+      const bool second = (ptx::lane() & lanes) != 0;
 #pragma unroll
-    for (int lanes = 16; lanes >= 4; lanes /= 2) {
-      if (count > 1) {
-        count /= 2;
-        const bool second = (lane & lanes) != 0;
-#pragma unroll
-        for (int k = 0; k < kLaneRows / 2; ++k) {
-          if (k >= count) break;
-          const float other = __shfl_xor_sync(~0u, second ? x[k] : x[k + count], lanes);
-          x[k] = op(second ? x[k + count] : x[k], other);
-        }
-      } else {
-        x[0] = op(x[0], __shfl_xor_sync(~0u, x[0], lanes));
+      for (int k = 0; k < count / 2; ++k) {
+        const float other = __shfl_xor_sync(~0u, second ? x[k] : x[k + count / 2], lanes);
+        x[k] = op(second ? x[k + count / 2] : x[k], other);
       }
+    } else {
+      x[0] = op(x[0], __shfl_xor_sync(~0u, x[0], lanes));
     }
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) held[k] = x[k];
+  }
+  // Over the warp, from `lanes` on: each lane then has kHeld rows, held_row(k).
+  template <int lanes, int n, class Op>
+  static __device__ __forceinline__ void reduce(float (&x)[n], Op op) {
+    constexpr int count = kLaneRows * lanes / 16;
+    reduce_step<lanes, (count > 1 ? count : 1)>(x, op);
+    if constexpr (lanes > 4) reduce<lanes / 2>(x, op);
   }
   __device__ __forceinline__ int held_row(int k) const {
     const int lane = ptx::lane(), number = kLaneRows >= 8 ? lane / 4 * kHeld + k : lane / 8;
@@ -298,23 +297,28 @@ class Fp8Products {
     }
   }
 
-  // The logarithm of a weight. Of a row without a reference, which has kNone for minus that, it is -inf, or so large that it moves it.
+  // The logarithm of a weight.
   static __device__ __forceinline__ float exponent(float score, float2 scale) { return __fmaf_rn(score, scale.x, scale.y); }
+  // The largest score whose weight is no more than 2^kTop. (What rounding may add to an exponent is taken off.)
+  static __device__ __forceinline__ float top_score(float2 scale) {
+    const float top = __fdiv_rn(kTop - scale.y, scale.x);
+    return top - fminf(fabsf(top), 0x1p127f) * 0x1p-21f;  // (infinite stays infinite)
+  }
 
   // [3]
   __device__ __forceinline__ void take_weights(float (&s)[kS], float (&o)[kO][kS]) {
-    const auto *scales = reinterpret_cast<const float4 *>(shared_ + C::kOffsetScale) + ptx::lane() % 4;  // of two rows
-    float largest = kMinusInf;
+    const LaneRows rows = this->rows();
+    bool beyond[2] = {false, false};  // of every second block of rows: short chains
 #pragma unroll
     for (int j = 0; j < kRowBlocks; ++j) {
-      const float4 two = scales[4 * j];
+      const float2 top = rows.of(C::kOffsetTop, j);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        largest = fmaxf(largest, exponent(s[4 * j + i], i % 2 == 0 ? float2{two.x, two.y} : float2{two.z, two.w}));
+      for (int i = 0; i < 4; ++i) beyond[j % 2] |= s[4 * j + i] > (i % 2 == 0 ? top.x : top.y);
     }
     // (This is also where both groups have done their products with the weights before.)
-    if (ptx::barrier_or(kBarrierBoth, 2 * C::kGroup, largest > kTop)) move_references(s, o);
-    float sums[kLaneRows], held[kHeld];
+    if (ptx::barrier_or(kBarrierBoth, 2 * C::kGroup, beyond[0] || beyond[1])) move_references(s, o);
+    const auto *scales = reinterpret_cast<const float4 *>(shared_ + C::kOffsetScale) + ptx::lane() % 4;  // of two rows
+    float sums[kLaneRows];
 #pragma unroll
     for (int j = 0; j < kRowBlocks; ++j) {
       const float4 two = scales[4 * j];
@@ -325,40 +329,42 @@ class Fp8Products {
       sums[2 * j + 1] = s[4 * j + 1] + s[4 * j + 3];
       if (j % 2 == 1) hand_over(s, j - 1);
     }
-    reduce(sums, held, [](float a, float b) { return a + b; });
+    if constexpr (kSums < kLaneRows) reduce_step<16, kLaneRows>(sums, [](float a, float b) { return a + b; });
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) sum_[k] += held[k];
+    for (int n = 0; n < kSums; ++n) sum_[n] += sums[n];
   }
 
   // The references of rows that have weights which are too large; these rows alone get other bits by it.
   __device__ __forceinline__ void move_references(const float (&s)[kS], float (&o)[kO][kS]) {
-    const LaneRows rows = this->rows();
-    float2 *scales = reinterpret_cast<float2 *>(shared_ + C::kOffsetScale);
-    float largest[kLaneRows], held[kHeld];
+    float largest[kLaneRows];
 #pragma unroll
-    for (int n = 0; n < kLaneRows; ++n) {
-      const float2 scale = scales[n / 2 * 8 + ptx::lane() % 4 * 2 + n % 2];
-      const float2 used = {scale.x, scale.y == kNone ? 0.0f : scale.y};
-      largest[n] = fmaxf(exponent(s[n / 2 * 4 + n % 2], used), exponent(s[n / 2 * 4 + n % 2 + 2], used));
-    }
-    reduce(largest, held, [](float a, float b) { return fmaxf(a, b); });
+    for (int n = 0; n < kLaneRows; ++n) largest[n] = fmaxf(s[n / 2 * 4 + n % 2], s[n / 2 * 4 + n % 2 + 2]);
+    reduce<16>(largest, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) ptx::shared_max(ptx::shared_address(of_rows(C::kOffsetLargest) + held_row(k)), held[k]);
+    for (int k = 0; k < kHeld; ++k) ptx::shared_max(ptx::shared_address(of_rows(C::kOffsetLargest) + held_row(k)), largest[k]);
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
     if (group() == 0 && has_row()) {
-      float &largest_of_row = of_rows(C::kOffsetLargest)[thread()];
-      float &minus_reference = scales[thread()].y;
-      const bool first = minus_reference == kNone;
-      const bool moves = first ? largest_of_row > kMinusInf : largest_of_row > kTop;
-      const float by = largest_of_row - kLift;
-      of_rows(C::kOffsetFactor)[thread()] =
-          !moves || first ? 1.0f : ptx::exp2_approx(-by);  // (first: nothing is summed up yet)
-      if (moves) minus_reference = (first ? 0.0f : minus_reference) - by;
+      float &largest_of_row = of_rows(C::kOffsetLargest)[thread()], &top = of_rows(C::kOffsetTop)[thread()];
+      float2 &scale = reinterpret_cast<float2 *>(shared_ + C::kOffsetScale)[thread()];
+      float factor = 1.0f;
+      if (largest_of_row > top) {
+        const float by = exponent(largest_of_row, scale) - kLift;
+        if (top != kMinusInf) factor = ptx::exp2_approx(-by);  // (else nothing is summed up yet)
+        scale.y -= by;
+        top = top_score(scale);
+      }
+      of_rows(C::kOffsetFactor)[thread()] = factor;
       largest_of_row = kMinusInf;
     }
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
+    const LaneRows rows = this->rows();
+    const LaneRows summed = {rows.first + (kSums < kLaneRows && second_row() ? kSums * 16 : 0)};
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) sum_[k] *= of_rows(C::kOffsetFactor)[held_row(k)];
+    for (int j = 0; j < kSums / 2; ++j) {
+      const float2 factor = summed.of(C::kOffsetFactor, j);
+      sum_[2 * j] *= factor.x;
+      sum_[2 * j + 1] *= factor.y;
+    }
 #pragma unroll
     for (int j = 0; j < kRowBlocks; ++j) {
       const float2 factor = rows.of(C::kOffsetFactor, j);
@@ -379,17 +385,23 @@ class Fp8Products {
                            F16::pack(p[4 * j + 4], p[4 * j + 5]), F16::pack(p[4 * j + 6], p[4 * j + 7]));
   }
 
-  // The state of each row, in the thread of each group that has it.
+  // The state of each row.
   __device__ __forceinline__ void finish_rows() {
+    reduce<kLaneRows == kSums ? 16 : 8>(sum_, [](float a, float b) { return a + b; });
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) of_rows(C::kOffsetSum)[(group() * 4 + warp()) * C::kRows + held_row(k)] = sum_[k];
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
-    if (!has_row()) return;
-    const float minus_reference = of_rows(C::kOffsetScale)[2 * thread() + 1];
-    state_.max = minus_reference == kNone ? kMinusInf : -minus_reference;
-    state_.sum = 0.0f;
+    if (group() != 0 || !has_row()) return;
+    float &max = of_rows(C::kOffsetTop)[thread()], &sum = of_rows(C::kOffsetLargest)[thread()];
+    if (max != kMinusInf) max = -of_rows(C::kOffsetScale)[2 * thread() + 1];
+    sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < 8; ++w) state_.sum += of_rows(C::kOffsetSum)[w * C::kRows + thread()];
+    for (int w = 0; w < 8; ++w) sum += of_rows(C::kOffsetSum)[w * C::kRows + thread()];
+  }
+
+  // From finish_rows() on, of row thread(), in group 0. (There is no register to keep it in.)
+  __device__ __forceinline__ rules::SoftmaxState state() const {
+    return {of_rows(C::kOffsetTop)[thread()], of_rows(C::kOffsetLargest)[thread()]};
   }
 
   // ---- Results ----
@@ -425,7 +437,7 @@ class Fp8Products {
 
   __device__ __forceinline__ void write_state(const volatile Item &item, int32_t piece, bool keys) const {
     if (group() == 0 && has_row() && thread() < used_rows(item))
-      part(item, piece).set_state(thread(), keys ? state_ : rules::SoftmaxState(kNoKeys));
+      part(item, piece).set_state(thread(), keys ? state() : rules::SoftmaxState(kNoKeys));
   }
 
   __device__ __forceinline__ void write_part(const volatile Item &item, int32_t piece, const float (&o)[kO][kS]) const {
@@ -449,7 +461,7 @@ class Fp8Products {
   __device__ __forceinline__ void write_part_f16(const volatile Item &item, int32_t piece, const float (&o)[kO][kS]) const {
     float *sizes_of_rows = of_rows(C::kOffsetFactor) + group() * C::kRows;
     if (has_row()) sizes_of_rows[thread()] = 0.0f;
-    float largest[kLaneRows], held[kHeld];
+    float largest[kLaneRows];
 #pragma unroll
     for (int n = 0; n < kLaneRows; ++n) {
       largest[n] = 0.0f;
@@ -459,16 +471,16 @@ class Fp8Products {
         largest[n] = fmaxf(largest[n], fmaxf(finite_size(o[b][i]), finite_size(o[b][i + 2])));
       }
     }
-    reduce(largest, held, [](float a, float b) { return fmaxf(a, b); });
+    reduce<16>(largest, [](float a, float b) { return fmaxf(a, b); });
     ptx::barrier_sync(kBarrierGroup + group(), C::kGroup);
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) ptx::shared_max(ptx::shared_address(sizes_of_rows + held_row(k)), held[k]);
+    for (int k = 0; k < kHeld; ++k) ptx::shared_max(ptx::shared_address(sizes_of_rows + held_row(k)), largest[k]);
     ptx::barrier_sync(kBarrierGroup + group(), C::kGroup);
     const LaneRows rows = this->rows();
     const int row = first_row(), used = used_rows(item);
     const Part part = this->part(item, piece, true);
     float4 *to = part.vector(row, first_column());
-    if (has_row() && thread() < used) part.set_state(thread(), state_, group(), f16_scale(sizes_of_rows[thread()]).back);
+    if (has_row() && thread() < used) part.set_state(thread(), state(), group(), f16_scale(sizes_of_rows[thread()]).back);
 #pragma unroll
     for (int j = 0; j < kRowBlocks; ++j) {
       const float2 sizes = rows.of(C::kOffsetFactor + group() * C::kRows * 4, j);
@@ -491,11 +503,12 @@ class Fp8Products {
   __device__ __forceinline__ void merge_part(const volatile Item &item, int32_t piece, float (&o)[kO][kS]) {
     const Part part = this->part(item, piece);
     float *a = of_rows(C::kOffsetFactor), *b = a + C::kRows;
-    if (has_row()) {
+    if (group() == 0 && has_row()) {
       const rules::SoftmaxState left = thread() < used_rows(item) ? part.state(thread()) : rules::SoftmaxState(kNoKeys);
-      const rules::MergeStep m = merge_in_log2(left, state_);
-      if (group() == 0) a[thread()] = m.a, b[thread()] = m.b;
-      state_ = m.merged;
+      const rules::MergeStep m = merge_in_log2(left, state());
+      a[thread()] = m.a, b[thread()] = m.b;
+      of_rows(C::kOffsetTop)[thread()] = m.merged.max;
+      of_rows(C::kOffsetLargest)[thread()] = m.merged.sum;
     }
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
     const LaneRows rows = this->rows();
@@ -529,7 +542,8 @@ class Fp8Products {
     const auto *places = reinterpret_cast<const int64_t *>(shared_ + C::kOffsetOut);
     if (group() == 0 && has_row()) {
       const bool inside = places[thread()] >= 0;
-      const RowState state = {state_, inside && reinterpret_cast<const int32_t *>(shared_ + C::kOffsetLimit)[thread()] > 0};
+      const RowState state = {this->state(),
+                              inside && reinterpret_cast<const int32_t *>(shared_ + C::kOffsetLimit)[thread()] > 0};
       of_rows(C::kOffsetFactor)[thread()] = row_scale(state, fp8_scale(p_));
       if (inside) {
         const rules::Row row = rules::unpack_row(item.row_tile * C::kRows + thread(), p_.num_heads);
@@ -560,8 +574,7 @@ class Fp8Products {
   const Launch &l_;
   const Problem &p_;
   char *const shared_;
-  float sum_[kHeld];           // of the rows that this lane holds, over this warp's keys
-  rules::SoftmaxState state_;  // from finish_rows() on, of row thread()
+  float sum_[kSums];  // of weights that this lane has had
   Fp8Ring<C> ring_;
 };
 
