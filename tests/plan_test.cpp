@@ -48,11 +48,11 @@ GpuKernel expected(Arch arch, const Problem &p, bool invariant) {
   if (p.q_dtype == DType::f32 || (p.kv_dtype != p.q_dtype && !rules::is_fp8(p.kv_dtype) && !records)) return GpuKernel::generic;
   const bool widths_of_all = p.v_dim == 512 && (p.qk_dim == 576 || p.qk_dim == 512);
   if (!widths_of_all && !(p.v_dim == 256 && (p.qk_dim == 320 || p.qk_dim == 288))) return GpuKernel::generic;
-  if (arch == Arch::sm_90 && widths_of_all && rules::is_fp8(p.kv_dtype)) {
+  if (arch == Arch::sm_90 && widths_of_all && (rules::is_fp8(p.kv_dtype) || records)) {
     if (invariant) return GpuKernel::hopper_fp8_32;
-    return rows <= 16 ? GpuKernel::hopper_fp8_16 : rows <= 32 ? GpuKernel::hopper_fp8_32 : GpuKernel::hopper_fp8_64;
+    return rows <= 16 ? GpuKernel::hopper_fp8_16 : rows <= 32 || records ? GpuKernel::hopper_fp8_32 : GpuKernel::hopper_fp8_64;
   }
-  if (arch == Arch::sm_90 && widths_of_all && !records && (rows > 16 || invariant)) return GpuKernel::hopper;
+  if (arch == Arch::sm_90 && widths_of_all && (rows > 16 || invariant)) return GpuKernel::hopper;
   return rows <= 16 || arch == Arch::sm_86 ? GpuKernel::portable_16 : GpuKernel::portable_64;
 }
 

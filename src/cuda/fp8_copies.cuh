@@ -6,6 +6,7 @@
 #include "cuda/ptx.cuh"
 #include "cuda/schedule.cuh"
 #include "rules/config_table.h"
+#include "rules/row.h"
 #include "rules/workspace.h"
 
 namespace mlaverify::cuda {
@@ -13,8 +14,9 @@ namespace mlaverify::cuda {
 // `kernel`: which says how many rows a tile has. `cache`: an FP8 type.
 template <int qk_dim, int v_dim, DType cache, rules::GpuKernel kernel>
 struct Fp8Config {
-  static constexpr rules::VerifyConfig kTable = rules::hopper_fp8_config(kernel);
-  static constexpr DType kCache = cache;
+  static constexpr bool kRecords = rules::is_record(cache);
+  static constexpr rules::VerifyConfig kTable = rules::hopper_fp8_config(kernel, kRecords);
+  static constexpr DType kCache = kRecords ? DType::f8_e4m3 : cache;  // of the numbers that are widened
   static constexpr int kQk = qk_dim, kV = v_dim, kRows = kTable.block_h, kKeys = kTable.block_n, kStages = kTable.num_stages;
   static constexpr int kGroup = 128, kThreads = 3 * kGroup;  // threads
   static constexpr int kGroupKeys = 64, kGroupValues = 256;  // of a tile, of a computing group
@@ -26,11 +28,14 @@ struct Fp8Config {
   // A stage has the keys of a copying warp, one a lane.
   static constexpr int kStageKeys = 32, kTileStages = kKeys / kStageKeys;
   // 16 bytes more than the row where that is a multiple of 32 of them: eight rows then begin in eight different groups of banks.
-  static constexpr int kPitch = kQk + 16, kStageBytes = kStageKeys * kPitch;
+  static constexpr int kRowBytes = static_cast<int>(rules::row_bytes(cache, kQk)), kPitch = kRowBytes + (kRecords ? 0 : 16);
+  static constexpr int kStageBytes = kStageKeys * kPitch;
 
-  // Q, and weights, as blocks of 64 columns, or keys.
-  static constexpr int kBlocks = kQk / 64, kBlockBytes = kRows * 128;
-  static constexpr int kOffsetP = kBlocks * kBlockBytes, kOffsetK = kOffsetP + 2 * kBlockBytes;
+  // Q, and weights, as blocks of 64 columns, or keys. Over records: the last 64 columns of Q twice (fp8_queries.cuh), and weights times the
+  // scales of each group of columns.
+  static constexpr int kBlocks = kQk / 64 + (kRecords ? 1 : 0), kBlockBytes = kRows * 128;
+  static constexpr int kWeights = kRecords ? rules::kRecordGroups : 1;
+  static constexpr int kOffsetP = kBlocks * kBlockBytes, kOffsetK = kOffsetP + 2 * kWeights * kBlockBytes;
   // Per row: scale of scores and minus the reference, the score beyond which that moves, keys seen, largest score, sums of eight warps, two
   // factors, where it goes.
   static constexpr int kOffsetScale = kOffsetK + kStages * kStageBytes, kOffsetTop = kOffsetScale + kRows * 8;
@@ -46,7 +51,8 @@ struct Fp8Config {
   static_assert(kQk % 64 == 0 && kV == 2 * kGroupValues && kQk >= kV && kPitch % 128 % 32 == 16);
   static_assert(kKeys == 2 * kGroupKeys && kTileStages == 4 && kStages > kTileStages && kThreads == 32 * kTable.num_warps);
   static_assert(kRows == 16 || kRows == 32 || kRows == 64, "what there are products for");
-  static_assert(rules::is_fp8(cache) && kSharedBytes <= 227 * 1024);
+  static_assert((rules::is_fp8(cache) || kRecords) && kSharedBytes <= 227 * 1024);
+  static_assert(!kRecords || (kRows <= 32 && kQk == rules::kRecordWidth && kV == rules::kRecordScaled), "what records are");
 };
 
 // The barriers of a block.
@@ -142,12 +148,12 @@ class Fp8Copies {
     // What lies behind the keys that some row sees, and where there is no page, is zeros: 0 * NaN would be NaN.
     if (from == nullptr) {
 #pragma unroll 1
-      for (int i = 0; i < C::kQk; i += 16) *reinterpret_cast<uint4 *>(to + i) = uint4{0, 0, 0, 0};
+      for (int i = 0; i < C::kRowBytes; i += 16) *reinterpret_cast<uint4 *>(to + i) = uint4{0, 0, 0, 0};
     }
     const unsigned copied = __ballot_sync(~0u, from != nullptr);
-    if (lane_ == 0) ptx::mbarrier_arrive_expect(barriers_.full(at.stage()), __popc(copied) * C::kQk);
+    if (lane_ == 0) ptx::mbarrier_arrive_expect(barriers_.full(at.stage()), __popc(copied) * C::kRowBytes);
     __syncwarp();
-    if (from != nullptr) ptx::copy_bytes(ptx::shared_address(to), from, C::kQk, barriers_.full(at.stage()), policy_);
+    if (from != nullptr) ptx::copy_bytes(ptx::shared_address(to), from, C::kRowBytes, barriers_.full(at.stage()), policy_);
     __syncwarp();
   }
 

@@ -25,6 +25,14 @@ class Fp8Queries {
     }
   }
 
+  // A number of a row in shared memory, of columns of FP8 numbers.
+  static __device__ __forceinline__ float number(const char *queries, int row, int column) {
+    const int four = column % 16 / 4, half = column % 4 / 2, in_block = column % 64 / 16 * 2 + half;
+    const char *at =
+        queries + column / 64 * C::kBlockBytes + row * 128 + ((in_block ^ row % 8) << 4) + (four * 2 + column % 2) * 2;
+    return __half2float(*reinterpret_cast<const __half *>(at));
+  }
+
  private:
   // Rows of this warp, four at a time (eight take longer): scaled by a power of two so that the largest number is 2^14 or more, as f16, in
   // the order of the products. unpack(two): as floats.
@@ -76,6 +84,10 @@ class Fp8Queries {
             const float2 two = unpack(words[w]);
             to[w] = F16::pack(two.x * factor, two.y * factor);
           }
+          if (C::kRecords && chunk >= rules::kRecordScaled / 8) {
+            store_tail(first + r, chunk - rules::kRecordScaled / 8, words, unpack, factor);
+            continue;
+          }
           store_query(first + r, chunk, 0, {to[0], to[2]});
           store_query(first + r, chunk, 1, {to[1], to[3]});
         }
@@ -88,6 +100,25 @@ class Fp8Queries {
     const int in_block = chunk % 8 / 2 * 2 + half;
     char *to = shared_ + chunk / 8 * C::kBlockBytes + row * 128 + ((in_block ^ row % 8) << 4) + chunk % 2 * 8;
     *reinterpret_cast<uint2 *>(to) = two;
+  }
+
+  // Eight of the columns of a record that are bf16, in their order: rounded to bf16, and in a block behind that what rounding has taken
+  // from f16 numbers. (bf16 numbers may be too large for f16.)
+  template <class Unpack>
+  __device__ __forceinline__ void store_tail(int row, int chunk, const uint32_t (&words)[4], Unpack unpack,
+                                             float factor) const {
+    uint32_t rounded[4], rest[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 two = unpack(words[w]);
+      const float2 x = {two.x * factor, two.y * factor};
+      rounded[w] = Bf16::pack(x.x, x.y);
+      const float2 r = Bf16::unpack(rounded[w]);
+      rest[w] = Bf16::pack(finite_size(x.x) > 0.0f ? x.x - r.x : 0.0f, finite_size(x.y) > 0.0f ? x.y - r.y : 0.0f);
+    }
+    char *to = shared_ + rules::kRecordScaled / 64 * C::kBlockBytes + row * 128 + ((chunk ^ row % 8) << 4);
+    *reinterpret_cast<uint4 *>(to) = {rounded[0], rounded[1], rounded[2], rounded[3]};
+    *reinterpret_cast<uint4 *>(to + C::kBlockBytes) = {rest[0], rest[1], rest[2], rest[3]};
   }
 
   const Problem &p_;

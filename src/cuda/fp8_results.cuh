@@ -43,11 +43,14 @@ class Fp8Results {
   // Whether this thread is the one of its group that does what is to be done once for row thread().
   __device__ __forceinline__ bool has_row() const { return thread() < C::kRows; }
 
-  // First of the sixteen columns that this warp has of 64 columns `b` of its group: neighbours in what it writes.
-  __device__ __forceinline__ int column_of(int b) const { return group() * C::kGroupValues + warp() * 64 + b * 16; }
+  // Columns of a group are taken 64 at a time, sixteen a warp: those that number b begins with, behind first_of_warp(). A warp's lie side by
+  // side where that leaves all warps in the same group of a record.
+  static constexpr int kNeighbours = 32;
+  static __host__ __device__ constexpr int behind_first(int b) { return b / 2 * (4 * kNeighbours) + b % 2 * 16; }
+  __device__ __forceinline__ int first_of_warp() const { return group() * C::kGroupValues + warp() * kNeighbours; }
 
-  // What lanes have of `count` rows they share (number 2 j + i: row 8 j + 2 * (lane % 4) + i), reduced over lanes that are `lanes` apart: of
-  // several rows each lane keeps half.
+  // What lanes have of `count` rows they share (number 2 j + i: row 8 j + 2 * (lane % 4) + i), reduced over lanes that are `lanes` apart:
+  // of several rows each lane keeps half.
   template <int lanes, int count, int n, class Op>
   static __device__ __forceinline__ void reduce_step(float (&x)[n], Op op) {
     if constexpr (count > 1) {
@@ -101,10 +104,10 @@ class Fp8Results {
   }
   // Of the first eight rows the one, and of the group's first eight columns the first of two, that a lane has then.
   __device__ __forceinline__ int first_row() const { return ptx::lane() % 4 * 2 + (second_row() ? 1 : 0); }
-  __device__ __forceinline__ int first_column() const { return column_of(0) + ptx::lane() / 4 % 4 * 2; }
+  __device__ __forceinline__ int first_column() const { return first_of_warp() + ptx::lane() / 4 % 4 * 2; }
   // How far its 16 bytes of rows 8 j ... and columns 16 b ... lie behind those.
   static __device__ __forceinline__ int behind(int j, int b, bool f16) {
-    return rules::acc_vector(rules::gpu_part_layout(C::kRows, C::kV, 1, f16), 8 * j, 16 * b);
+    return rules::acc_vector(rules::gpu_part_layout(C::kRows, C::kV, 1, f16), 8 * j, behind_first(b));
   }
 
   __device__ __forceinline__ void write_state(const volatile Item &item, int32_t piece, bool keys) const {
@@ -224,7 +227,7 @@ class Fp8Results {
     }
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
     const LaneRows rows = this->rows();
-    const int column = column_of(0) + ptx::lane() / 4 * 2;
+    const int column = first_of_warp() + ptx::lane() / 4 * 2;
 #pragma unroll
     for (int j = 0; j < kRowBlocks; ++j) {
       const float2 factors = rows.of(C::kOffsetFactor, j);
@@ -237,7 +240,7 @@ class Fp8Results {
 #pragma unroll
         for (int b = 0; b < kO; ++b) {
           const float x = o[b][4 * j + i] * factor, y = o[b][4 * j + i + 2] * factor;
-          *reinterpret_cast<uint32_t *>(to + 16 * b) = p_.q_dtype == DType::bf16 ? Bf16::pack(x, y) : F16::pack(x, y);
+          *reinterpret_cast<uint32_t *>(to + behind_first(b)) = p_.q_dtype == DType::bf16 ? Bf16::pack(x, y) : F16::pack(x, y);
         }
       }
     }

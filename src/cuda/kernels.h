@@ -52,7 +52,8 @@ struct KernelSet {
 template <int arch>
 const KernelSet &kernel_set();
 
-// Tensor-core kernels of compute capability 9.0 alone, to be preferred there: for a cache of the type of q, and for one of FP8.
+// Tensor-core kernels of compute capability 9.0 alone, to be preferred there: for a cache of the type of q, and for one of FP8 or of
+// records.
 const std::vector<TensorKernel> &hopper_kernels();
 const std::vector<TensorKernel> &hopper_fp8_kernels(DType cache);
 

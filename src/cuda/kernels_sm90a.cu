@@ -20,7 +20,8 @@ void add_fp8(std::vector<TensorKernel> *list) {
   using C = Fp8Config<qk_dim, v_dim, cache, kernel>;
   const void *function = reinterpret_cast<const void *>(verify_fp8_kernel<C>);
   for (const DType type : {DType::bf16, DType::f16})
-    list->push_back({type, qk_dim, v_dim, {C::kRows, C::kKeys, C::kThreads, 1, C::kSharedBytes, function, false, true}});
+    list->push_back(
+        {type, qk_dim, v_dim, {C::kRows, C::kKeys, C::kThreads, 1, C::kSharedBytes, function, false, true}, C::kRecords});
 }
 
 template <DType cache, rules::GpuKernel kernel>
@@ -38,6 +39,14 @@ std::vector<TensorKernel> over_fp8() {
   return list;
 }
 
+std::vector<TensorKernel> over_records() {
+  constexpr int kQk = rules::kRecordWidth, kV = rules::kRecordScaled;
+  std::vector<TensorKernel> list;
+  add_fp8<DType::f8_ds_mla, kQk, kV, rules::GpuKernel::hopper_fp8_32>(&list);
+  add_fp8<DType::f8_ds_mla, kQk, kV, rules::GpuKernel::hopper_fp8_16>(&list);
+  return list;
+}
+
 }  // namespace
 
 const std::vector<TensorKernel> &hopper_kernels() {
@@ -47,8 +56,9 @@ const std::vector<TensorKernel> &hopper_kernels() {
 }
 
 const std::vector<TensorKernel> &hopper_fp8_kernels(DType cache) {
-  static const std::vector<TensorKernel> e4m3 = over_fp8<DType::f8_e4m3>(), e5m2 = over_fp8<DType::f8_e5m2>();
-  return cache == DType::f8_e4m3 ? e4m3 : e5m2;
+  static const std::vector<TensorKernel> e4m3 = over_fp8<DType::f8_e4m3>(), e5m2 = over_fp8<DType::f8_e5m2>(),
+                                         records = over_records();
+  return rules::is_record(cache) ? records : cache == DType::f8_e4m3 ? e4m3 : e5m2;
 }
 
 }  // namespace mlaverify::cuda

@@ -48,8 +48,9 @@ const VerifyKernel *tensor_kernel(const Target &target, const Problem &p, rules:
   };
   if (rules::is_hopper_fp8(kernel)) {
     // Their copies have addresses that are multiples of 16.
-    if (!rules::is_fp8(p.kv_dtype) || p.kv_page_stride % 16 != 0 || p.kv_slot_stride % 16 != 0) return nullptr;
-    return find(hopper_fp8_kernels(p.kv_dtype), rules::hopper_fp8_config(kernel).block_h);
+    const bool records = rules::is_record(p.kv_dtype);
+    if ((!rules::is_fp8(p.kv_dtype) && !records) || p.kv_page_stride % 16 != 0 || p.kv_slot_stride % 16 != 0) return nullptr;
+    return find(hopper_fp8_kernels(p.kv_dtype), rules::hopper_fp8_config(kernel, records).block_h);
   }
   if (kernel == rules::GpuKernel::hopper)
     return rules::is_fp8(p.kv_dtype) ? nullptr : find(hopper_kernels(), rules::hopper_config().block_h);

@@ -38,6 +38,7 @@
 
 #include "cuda/fp8_copies.cuh"
 #include "cuda/fp8_queries.cuh"
+#include "cuda/fp8_records.cuh"
 #include "cuda/fp8_results.cuh"
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
@@ -66,12 +67,14 @@ class Fp8Products : Fp8Results<C> {
 
  private:
   using Base = Fp8Results<C>;
-  using Base::barriers, Base::of_rows, Base::rows, Base::group, Base::thread, Base::warp, Base::has_row, Base::column_of,
-      Base::held_row;
+  using Base::barriers, Base::of_rows, Base::rows, Base::group, Base::thread, Base::warp, Base::has_row, Base::first_of_warp,
+      Base::behind_first, Base::held_row;
   using Base::kRowBlocks, Base::kS, Base::kO, Base::kLaneRows, Base::kSums, Base::kHeld, Base::kBarrierBoth,
       Base::kBarrierGroup;
   using Base::l_, Base::p_, Base::shared_, Base::second_row, Base::merge_chunk, Base::write_part, Base::write_result;
   using typename Base::LaneRows;
+  struct NoScales {};
+  using Scales = std::conditional_t<C::kRecords, RecordScales<C>, NoScales>;  // of the two keys that a lane has scores of
   // Loads of 16 x 32 bytes a warp that are widened at a time, into two sets of registers in turn: one under the products of the other. As
   // many as there are registers for.
   static constexpr int kScoreLoads = C::kRows > 32 ? 2 : C::kQk / 32 % 3 == 0 ? 3 : 4, kValueLoads = C::kRows > 32 ? 2 : 4;
@@ -95,11 +98,16 @@ class Fp8Products : Fp8Results<C> {
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       float s[kS];
-      issue_scores(s);
-      wgmma_wait<0>();
-      wgmma_done(s);
+      Scales scales;
+      if constexpr (C::kRecords) {
+        multiply_records(s, scales);
+      } else {
+        issue_scores(s);
+        wgmma_wait<0>();
+        wgmma_done(s);
+      }
       mask(item.key_begin + t * C::kKeys, s);
-      take_weights(s, o);
+      take_weights(s, o, scales);
       ptx::fence_proxy_async();
       ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
       issue_values(o);
@@ -184,21 +192,93 @@ class Fp8Products : Fp8Results<C> {
 #pragma unroll
       for (int k = 0; k < 2 * kScoreLoads; ++k) {
         const int step = i * 2 * kScoreLoads + k;  // of 16 columns
-        WgmmaOfRegisters<C::kRows>::multiply(s, now + 4 * k, q + (step / 4 * C::kBlockBytes + step % 4 * 32 >> 4), step == 0);
+        WgmmaOfRegisters<F16, C::kRows>::multiply(s, now + 4 * k, q + (step / 4 * C::kBlockBytes + step % 4 * 32 >> 4),
+                                                  step == 0);
       }
       wgmma_commit();
     }
   }
 
+  // [1] of records: the columns without scales first, which are bf16 and need no widening; then those of each group, of which the sums
+  // are multiplied with the scales under the products of the next.
+  __device__ __forceinline__ void multiply_records(float (&s)[kS], Scales &scales) const {
+    constexpr int kGroups = rules::kRecordGroups, kTail = 2,
+                  kBatches = kTail + 2 * kGroups;  // of four times sixteen columns, or of two
+    const int lane = ptx::lane();
+    const Fp8Ring<C> at = ring_.at(2 * group() + warp() / 2);
+    const char *const first = shared_ + C::kOffsetK + at.stage() * C::kStageBytes + (warp() % 2 * 16 + lane / 4) * C::kPitch;
+    const uint32_t keys = stage_at(at) + (warp() % 2 * 16 + lane % 16) * C::kPitch + lane / 16 * 16;
+    const uint32_t q = k_major(ptx::not_hoisted(ptx::shared_address(shared_)));
+    ptx::mbarrier_wait(barriers().full(at.stage()), at.turn());
+    scales.read(first);
+    uint32_t bytes[2][4], a[2][16];
+    float parts[2][kS];
+#pragma unroll
+    for (int i = 0; i < kBatches; ++i) {
+      uint32_t(&now)[16] = a[i % 2];
+      wgmma_wait<1>();  // of the products that read the same registers
+      const int of_record = (i - kTail) / 2, done = (i - kTail - 3) / 2;
+      if (i >= kTail + 3 && (i - kTail) % 2 == 1) add_part(parts[done % 2], done, scales, s);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (i < kTail) {
+          uint32_t(&four)[4] = *reinterpret_cast<uint32_t(*)[4]>(now + 4 * k);
+          ptx::ldmatrix_x4(four, keys + rules::kRecordTailAt + (2 * i + k) * 32);
+        } else {
+#pragma unroll
+          for (int m = 2 * k; m < 2 * k + 2; ++m) {
+            widen_two<C::kCache, false>(bytes[k][m % 2 * 2], now[4 * m], now[4 * m + 2]);
+            widen_two<C::kCache, false>(bytes[k][m % 2 * 2 + 1], now[4 * m + 1], now[4 * m + 3]);
+          }
+        }
+      }
+      wgmma_ready(now);
+      if (i + 1 >= kTail && i + 1 < kBatches) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) ptx::ldmatrix_x4(bytes[k], keys + ((i + 1 - kTail) * 2 + k) * 32);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (i < kTail) {  // rounded queries, and what is left of them
+          const int block = rules::kRecordScaled / 64 + k / 2, step = 2 * i + k % 2;
+          WgmmaOfRegisters<Bf16, C::kRows>::multiply(s, now + 4 * (k % 2), q + (block * C::kBlockBytes + step * 32 >> 4),
+                                                     i + k == 0);
+        } else {
+          const int step = (i - kTail) * 4 + k;  // of 16 columns
+          WgmmaOfRegisters<F16, C::kRows>::multiply(parts[of_record % 2], now + 4 * k,
+                                                    q + (step / 4 * C::kBlockBytes + step % 4 * 32 >> 4), step % 8 == 0);
+        }
+      }
+      wgmma_commit();
+    }
+    wgmma_wait<0>();
+    add_part(parts[(kGroups - 1) % 2], kGroups - 1, scales, s);
+    scales.add_unusual(shared_, first, s);
+  }
+
+  static __device__ __forceinline__ void add_part(float (&part)[kS], int of_record, const Scales &scales, float (&s)[kS]) {
+    wgmma_done(part);
+    wgmma_done(s);
+#pragma unroll
+    for (int i = 0; i < kS; ++i) s[i] = __fmaf_rn(part[i], scales.of_sum(i % 4 / 2, of_record), s[i]);
+  }
+
+  // Where the weights of a tile's first or second 64 keys lie, of a group of a record's columns.
+  static __host__ __device__ constexpr int weights_block(int of_record, int half) {
+    return C::kRecords ? of_record * 2 + half : half;
+  }
+
   // [4], and on to the next tile's stages.
   __device__ __forceinline__ void issue_values(float (&o)[kO][kS]) {
-    const uint32_t p = k_major(ptx::not_hoisted(ptx::shared_address(shared_)) + C::kOffsetP);
-    const uint32_t mine = ptx::lane() * C::kPitch + column_of(0);
+    const uint32_t p = k_major(ptx::not_hoisted(ptx::shared_address(shared_)) + C::kOffsetP +
+                               weights_block(group() * C::kWeights / 2, 0) * C::kBlockBytes);
+    const uint32_t mine = ptx::lane() * C::kPitch + first_of_warp();
     constexpr int kStageBatches = kO / kValueLoads, kBatches = kStageBatches * C::kTileStages;
     uint32_t bytes[kValueLoads][4], a[2][8 * kValueLoads];
     uint32_t keys = stage_at(ring_) + mine;
 #pragma unroll
-    for (int k = 0; k < kValueLoads; ++k) ptx::ldmatrix_x4_trans(bytes[k], keys + k * 16);
+    for (int k = 0; k < kValueLoads; ++k) ptx::ldmatrix_x4_trans(bytes[k], keys + behind_first(k));
 #pragma unroll
     for (int i = 0; i < kBatches; ++i) {
       uint32_t(&now)[8 * kValueLoads] = a[i % 2];
@@ -220,13 +300,14 @@ class Fp8Products : Fp8Results<C> {
         if (last) keys = stage_at(ring_) + mine;
 #pragma unroll
         for (int k = 0; k < kValueLoads; ++k)
-          ptx::ldmatrix_x4_trans(bytes[k], keys + (last ? k : first + kValueLoads + k) * 16);
+          ptx::ldmatrix_x4_trans(bytes[k], keys + behind_first(last ? k : first + kValueLoads + k));
       }
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 2 * kValueLoads; ++k)
-        WgmmaOfRegisters<C::kRows>::multiply(o[first + k / 2], now + 4 * k,
-                                             p + (stage / 2 * C::kBlockBytes + (stage % 2 * 2 + k % 2) * 32 >> 4), false);
+        WgmmaOfRegisters<F16, C::kRows>::multiply(
+            o[first + k / 2], now + 4 * k,
+            p + (weights_block((first + k / 2) / 2, stage / 2) * C::kBlockBytes + (stage % 2 * 2 + k % 2) * 32 >> 4), false);
       wgmma_commit();
     }
   }
@@ -252,6 +333,10 @@ class Fp8Products : Fp8Results<C> {
 
   // The logarithm of a weight.
   static __device__ __forceinline__ float exponent(float score, float2 scale) { return __fmaf_rn(score, scale.x, scale.y); }
+  // The same with the scales of two rows, of the one that register i of a fragment is of.
+  static __device__ __forceinline__ float of_row(float4 two, float score, int i) {
+    return exponent(score, i % 2 == 0 ? float2{two.x, two.y} : float2{two.z, two.w});
+  }
   // The largest score whose weight is no more than 2^kTop. (What rounding may add to an exponent is taken off.)
   static __device__ __forceinline__ float top_score(float2 scale) {
     const float top = __fdiv_rn(kTop - scale.y, scale.x);
@@ -259,52 +344,69 @@ class Fp8Products : Fp8Results<C> {
   }
 
   // [3]
-  __device__ __forceinline__ void take_weights(float (&s)[kS], float (&o)[kO][kS]) {
+  __device__ __forceinline__ void take_weights(float (&s)[kS], float (&o)[kO][kS], const Scales &of_keys) {
     const LaneRows rows = this->rows();
+    const auto *scales = reinterpret_cast<const float4 *>(shared_ + C::kOffsetScale) + ptx::lane() % 4;  // of two rows
     bool beyond[2] = {false, false};  // of every second block of rows: short chains
 #pragma unroll
     for (int j = 0; j < kRowBlocks; ++j) {
       const float2 top = rows.of(C::kOffsetTop, j);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) beyond[j % 2] |= s[4 * j + i] > (i % 2 == 0 ? top.x : top.y);
+      for (int i = 0; i < 4; ++i) {
+        beyond[j % 2] |= s[4 * j + i] > (i % 2 == 0 ? top.x : top.y);
+        if constexpr (C::kRecords) beyond[j % 2] |= of_row(scales[4 * j], s[4 * j + i], i) + of_keys.above(i / 2) > kTop;
+      }
     }
     // (This is also where both groups have done their products with the weights before.)
-    if (ptx::barrier_or(kBarrierBoth, 2 * C::kGroup, beyond[0] || beyond[1])) move_references(s, o);
-    const auto *scales = reinterpret_cast<const float4 *>(shared_ + C::kOffsetScale) + ptx::lane() % 4;  // of two rows
+    if (ptx::barrier_or(kBarrierBoth, 2 * C::kGroup, beyond[0] || beyond[1])) move_references(s, o, of_keys);
     float sums[kLaneRows];
 #pragma unroll
     for (int j = 0; j < kRowBlocks; ++j) {
       const float4 two = scales[4 * j];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        s[4 * j + i] = ptx::exp2_approx(exponent(s[4 * j + i], i % 2 == 0 ? float2{two.x, two.y} : float2{two.z, two.w}));
+      for (int i = 0; i < 4; ++i) s[4 * j + i] = ptx::exp2_approx(of_row(two, s[4 * j + i], i));
       sums[2 * j] = s[4 * j] + s[4 * j + 2];
       sums[2 * j + 1] = s[4 * j + 1] + s[4 * j + 3];
-      if (j % 2 == 1) hand_over(s, j - 1);
+      if (j % 2 == 0) continue;
+#pragma unroll
+      for (int w = 0; w < C::kWeights; ++w) hand_over(s, j - 1, w, of_keys);
     }
     if constexpr (kSums < kLaneRows) Base::template reduce_step<16, kLaneRows>(sums, [](float a, float b) { return a + b; });
 #pragma unroll
     for (int n = 0; n < kSums; ++n) sum_[n] += sums[n];
   }
 
+  __device__ __forceinline__ float2 &rows_scale(int row) const {
+    return reinterpret_cast<float2 *>(shared_ + C::kOffsetScale)[row];
+  }
+
   // The references of rows that have weights which are too large; these rows alone get other bits by it.
-  __device__ __forceinline__ void move_references(const float (&s)[kS], float (&o)[kO][kS]) {
-    float largest[kLaneRows];
+  __device__ __forceinline__ void move_references(const float (&s)[kS], float (&o)[kO][kS], const Scales &of_keys) {
+    float largest[kLaneRows];  // scores; of records the exponents, which the scales of keys add to
 #pragma unroll
-    for (int n = 0; n < kLaneRows; ++n) largest[n] = fmaxf(s[n / 2 * 4 + n % 2], s[n / 2 * 4 + n % 2 + 2]);
+    for (int n = 0; n < kLaneRows; ++n) {
+      const float x = s[n / 2 * 4 + n % 2], y = s[n / 2 * 4 + n % 2 + 2];
+      if constexpr (C::kRecords) {
+        const float2 scale = rows_scale(n / 2 * 8 + ptx::lane() % 4 * 2 + n % 2);
+        largest[n] = fmaxf(exponent(x, scale) + of_keys.above(0), exponent(y, scale) + of_keys.above(1));
+      } else {
+        largest[n] = fmaxf(x, y);
+      }
+    }
     Base::template reduce<16>(largest, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) ptx::shared_max(ptx::shared_address(of_rows(C::kOffsetLargest) + held_row(k)), largest[k]);
     ptx::barrier_sync(kBarrierBoth, 2 * C::kGroup);
     if (group() == 0 && has_row()) {
       float &largest_of_row = of_rows(C::kOffsetLargest)[thread()], &top = of_rows(C::kOffsetTop)[thread()];
-      float2 &scale = reinterpret_cast<float2 *>(shared_ + C::kOffsetScale)[thread()];
+      float2 &scale = rows_scale(thread());
       float factor = 1.0f;
-      if (largest_of_row > top) {
-        const float by = exponent(largest_of_row, scale) - kLift;
-        if (top != kMinusInf) factor = ptx::exp2_approx(-by);  // (else nothing is summed up yet)
+      const bool first = top == kMinusInf;  // nothing is summed up yet
+      if (largest_of_row > (C::kRecords && !first ? kTop : top)) {
+        const float by = (C::kRecords ? largest_of_row : exponent(largest_of_row, scale)) - kLift;
+        if (!first) factor = ptx::exp2_approx(-by);
         scale.y -= by;
-        top = top_score(scale);
+        top = C::kRecords ? -kMinusInf : top_score(scale);
       }
       of_rows(C::kOffsetFactor)[thread()] = factor;
       largest_of_row = kMinusInf;
@@ -329,13 +431,24 @@ class Fp8Products : Fp8Results<C> {
     }
   }
 
-  // P of rows 8 j ... 8 j + 15 as rows of keys: 8 x 8 weights at a time, whose rows lanes have as columns.
-  __device__ __forceinline__ void hand_over(const float (&p)[kS], int j) const {
+  // P of rows 8 j ... 8 j + 15 as rows of keys: 8 x 8 weights at a time, whose rows lanes have as columns. Of records times the scales of
+  // the group `w`.
+  __device__ __forceinline__ void hand_over(const float (&p)[kS], int j, int w, const Scales &of_keys) const {
     const int lane = ptx::lane(), chunk = 2 * warp() + lane / 8 % 2, row = lane % 8;
-    const uint32_t to = ptx::shared_address(shared_) + C::kOffsetP + group() * C::kBlockBytes + (lane / 16 * 8 + row) * 128 +
-                        ((chunk ^ row) << 4);
-    ptx::stmatrix_x4_trans(to + j * 8 * 128, F16::pack(p[4 * j], p[4 * j + 1]), F16::pack(p[4 * j + 2], p[4 * j + 3]),
-                           F16::pack(p[4 * j + 4], p[4 * j + 5]), F16::pack(p[4 * j + 6], p[4 * j + 7]));
+    const uint32_t to = ptx::shared_address(shared_) + C::kOffsetP + weights_block(w, group()) * C::kBlockBytes +
+                        (lane / 16 * 8 + row) * 128 + ((chunk ^ row) << 4);
+    uint32_t two[4];  // rows 2 i, 2 i + 1 of keys g, and g + 8; the same of the next eight rows
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float x = p[4 * j + 2 * i], y = p[4 * j + 2 * i + 1];
+      if constexpr (C::kRecords) {
+        const float scale = of_keys.of(i % 2, w);
+        two[i] = F16::pack(x * scale, y * scale);
+      } else {
+        two[i] = F16::pack(x, y);
+      }
+    }
+    ptx::stmatrix_x4_trans(to + j * 8 * 128, two[0], two[1], two[2], two[3]);
   }
 
   // The state of each row.

@@ -89,33 +89,37 @@ struct Wgmma;
 MLAVERIFY_WGMMA(Bf16, "bf16.bf16")
 MLAVERIFY_WGMMA(F16, "f16.f16")
 
-// The same shapes of f16 with fewer rows: d (+)= a b^T, 64 keys or columns x `rows` rows x 16, `a` in registers, b's columns along the
-// products; `first`: without the old d.
-template <int rows>
+// The same shapes with fewer rows: d (+)= a b^T, 64 keys or columns x `rows` rows x 16, `a` in registers, b's columns along the products;
+// `first`: without the old d.
+template <class T, int rows>
 struct WgmmaOfRegisters;
 
 #define MLAVERIFY_D16 MLAVERIFY_TEN() "%10, %11, %12, %13, %14, %15"
-#define MLAVERIFY_WGMMA_OF_REGISTERS(ROWS, D, D_OUT, A0, A1, A2, A3, B, P)                                                 \
+#define MLAVERIFY_WGMMA_OF_REGISTERS(T, TYPES, ROWS, D, D_OUT, A0, A1, A2, A3, B, P)                                       \
   template <>                                                                                                              \
-  struct WgmmaOfRegisters<ROWS> {                                                                                          \
+  struct WgmmaOfRegisters<T, ROWS> {                                                                                       \
     static __device__ __forceinline__ void multiply(float (&d)[ROWS / 2], const uint32_t *a, uint32_t b, bool first) {     \
       asm volatile("{.reg .pred p; .reg .b32 upper; .reg .b64 b; setp.ne.b32 p, " P ", 0; mov.b32 upper, " MLAVERIFY_UPPER \
                    "; mov.b64 b, {" B                                                                                      \
                    ", upper};\n"                                                                                           \
-                   "wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32.f16.f16 {" D "}, {" A0 ", " A1 ", " A2 ", " A3       \
+                   "wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32." TYPES " {" D "}, {" A0 ", " A1 ", " A2 ", " A3     \
                    "}, b, p, 1, 1, 0;}\n"                                                                                  \
                    : D_OUT                                                                                                 \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(!first)));                   \
     }                                                                                                                      \
   };
 
-MLAVERIFY_WGMMA_OF_REGISTERS(16, "%0, %1, %2, %3, %4, %5, %6, %7", MLAVERIFY_8(d, 0), "%8", "%9", "%10", "%11", "%12", "%13")
+MLAVERIFY_WGMMA_OF_REGISTERS(F16, "f16.f16", 16, "%0, %1, %2, %3, %4, %5, %6, %7", MLAVERIFY_8(d, 0), "%8", "%9", "%10", "%11",
+                             "%12", "%13")
+MLAVERIFY_WGMMA_OF_REGISTERS(Bf16, "bf16.bf16", 16, "%0, %1, %2, %3, %4, %5, %6, %7", MLAVERIFY_8(d, 0), "%8", "%9", "%10",
+                             "%11", "%12", "%13")
 #define MLAVERIFY_D_OUT MLAVERIFY_8(d, 0), MLAVERIFY_8(d, 8)
-MLAVERIFY_WGMMA_OF_REGISTERS(32, MLAVERIFY_D16, MLAVERIFY_D_OUT, "%16", "%17", "%18", "%19", "%20", "%21")
+MLAVERIFY_WGMMA_OF_REGISTERS(F16, "f16.f16", 32, MLAVERIFY_D16, MLAVERIFY_D_OUT, "%16", "%17", "%18", "%19", "%20", "%21")
+MLAVERIFY_WGMMA_OF_REGISTERS(Bf16, "bf16.bf16", 32, MLAVERIFY_D16, MLAVERIFY_D_OUT, "%16", "%17", "%18", "%19", "%20", "%21")
 #undef MLAVERIFY_D_OUT
 #define MLAVERIFY_D_OUT MLAVERIFY_32(d, 0)
-MLAVERIFY_WGMMA_OF_REGISTERS(64, MLAVERIFY_TEN() MLAVERIFY_TEN(1) MLAVERIFY_TEN(2) "%30, %31", MLAVERIFY_D_OUT, "%32", "%33",
-                             "%34", "%35", "%36", "%37")
+MLAVERIFY_WGMMA_OF_REGISTERS(F16, "f16.f16", 64, MLAVERIFY_TEN() MLAVERIFY_TEN(1) MLAVERIFY_TEN(2) "%30, %31", MLAVERIFY_D_OUT,
+                             "%32", "%33", "%34", "%35", "%36", "%37")
 #undef MLAVERIFY_D_OUT
 
 #undef MLAVERIFY_D16

@@ -97,12 +97,13 @@ MLAVERIFY_HD VerifyConfig hopper_config() {
   return c;
 }
 
-// Hopper's kernels for FP8 caches: as many stages, of 32 keys, as shared memory has room for beside the rows.
-MLAVERIFY_HD VerifyConfig hopper_fp8_config(GpuKernel kernel) {
+// Hopper's kernels for FP8 caches: as many stages, of 32 keys, as shared memory has room for beside the rows. (Over records there is none
+// with 64 rows: no registers.)
+MLAVERIFY_HD VerifyConfig hopper_fp8_config(GpuKernel kernel, bool records = false) {
   VerifyConfig c = hopper_config();
   c.block_h = kernel == GpuKernel::hopper_fp8_64 ? 64 : kernel == GpuKernel::hopper_fp8_32 ? 32 : 16;
   c.block_n = 128;
-  c.num_stages = kernel == GpuKernel::hopper_fp8_64 ? 7 : kernel == GpuKernel::hopper_fp8_32 ? 9 : 10;
+  c.num_stages = (kernel == GpuKernel::hopper_fp8_64 ? 7 : kernel == GpuKernel::hopper_fp8_32 ? 9 : 10) - (records ? 2 : 0);
   return c;
 }
 
@@ -215,6 +216,8 @@ constexpr GpuRow kGpuRows[] = {
     {Arch::sm_90, 0, kFewRows, TypeClass::fp8_cache, kAnyPages, GpuKernel::hopper_fp8_16, 64},
     {Arch::sm_90, kFewRows + 1, 2 * kFewRows, TypeClass::fp8_cache, kAnyPages, GpuKernel::hopper_fp8_32, 64},
     {Arch::sm_90, 2 * kFewRows + 1, kMostRows, TypeClass::fp8_cache, kAnyPages, GpuKernel::hopper_fp8_64, 64},
+    {Arch::sm_90, 0, kFewRows, TypeClass::record_cache, kAnyPages, GpuKernel::hopper_fp8_16, 64},
+    {Arch::sm_90, kFewRows + 1, kMostRows, TypeClass::record_cache, kAnyPages, GpuKernel::hopper_fp8_32, 64},
     {Arch::sm_90, 0, kFewRows, kAnyTypes, kAnyPages, GpuKernel::portable_16, 16},
     {Arch::sm_90, kFewRows + 1, kMostRows, kAnyTypes, kAnyPages, GpuKernel::hopper, 32},
     {Arch::sm_90, kFewRows + 1, kMostRows, kAnyTypes, kAnyPages, GpuKernel::portable_64, 32},
@@ -230,6 +233,7 @@ constexpr GpuRows gpu_rows() { return {kGpuRows, sizeof(kGpuRows) / sizeof(kGpuR
 // has as many shares as there can be (cuda/plan.cpp).
 constexpr GpuRow kInvariantRows[] = {
     {Arch::sm_90, 0, kMostRows, TypeClass::fp8_cache, kAnyPages, invariant_fp8_kernel(), 64},
+    {Arch::sm_90, 0, kMostRows, TypeClass::record_cache, kAnyPages, invariant_fp8_kernel(), 64},
     {Arch::sm_90, 0, kMostRows, kAnyTypes, kAnyPages, GpuKernel::hopper, 32},
 };
 constexpr GpuRows invariant_gpu_rows() { return {kInvariantRows, sizeof(kInvariantRows) / sizeof(kInvariantRows[0])}; }
