@@ -16,6 +16,8 @@
 //                                     [4] O += P V of the group's 256 columns, all keys: 32 keys x 32 columns at a time, as in [1], loaded
 //                                         transposed
 //
+// Of records (fp8_records.cuh) [1] has products for each group of columns with a scale, and [3] hands over P times the scales of each.
+//
 // Operands of 16-bit products from bytes. A lane of a warp has of an 8 x 8 matrix of 16-bit numbers two neighbours; of bytes, four of a
 // row (S), which it takes for numbers 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of sixteen along the product, i its place among four lanes: columns
 // of Q lie in that order. Transposed (O): two columns of two keys; it takes the even columns for rows 0 ... 7 of sixteen, and the odd ones
@@ -32,7 +34,8 @@
 //   group 0, 1       named, 128   a group              largest numbers of partial results written before read
 //
 // Shared memory: Q (64-column blocks, swizzled), P (two blocks of 64 keys), stages of 32 keys (rows of Lk + 16 bytes), what is per row,
-// items, barriers. With Lk 576: 16 rows 10 stages, 32 rows 9, 64 rows 7; one block a multiprocessor.
+// items, barriers. With Lk 576: 16 rows 10 stages, 32 rows 9, 64 rows 7; one block a multiprocessor. Of records two less: rows of 656 bytes, one
+// more block of Q, and P four times.
 // Registers: the launch gives 168 a thread; 224 a computing one (64 rows: O 128, S 32, A twice 16, bytes 8, sums 8), 56 a copying one.
 #pragma once
 
