@@ -166,6 +166,24 @@ class Fp8Products : Fp8Results<C> {
     return ptx::shared_address(shared_) + C::kOffsetK + at.stage() * C::kStageBytes;
   }
 
+  // What loads of 16 x 32 bytes have brought, as operands of two products each.
+  template <bool transposed, int loads>
+  static __device__ __forceinline__ void widen(const uint32_t (&bytes)[loads][4], uint32_t (&a)[8 * loads]) {
+#pragma unroll
+    for (int k = 0; k < 2 * loads; ++k) {
+      const uint32_t first = bytes[k / 2][k % 2 * 2], second = bytes[k / 2][k % 2 * 2 + 1];
+      uint32_t *const to = a + 4 * k;
+      if (transposed) {  // 16 keys
+        widen_two<C::kCache, true>(first, to[0], to[1]);
+        widen_two<C::kCache, true>(second, to[2], to[3]);
+      } else {  // keys g, and g + 8
+        widen_two<C::kCache, false>(first, to[0], to[2]);
+        widen_two<C::kCache, false>(second, to[1], to[3]);
+      }
+    }
+    wgmma_ready(a);
+  }
+
   // [1] of the next tile.
   __device__ __forceinline__ void issue_scores(float (&s)[kS]) const {
     const int lane = ptx::lane();
@@ -181,12 +199,7 @@ class Fp8Products : Fp8Results<C> {
     for (int i = 0; i < kBatches; ++i) {
       uint32_t(&now)[8 * kScoreLoads] = a[i % 2];
       wgmma_wait<1>();  // of the products that read the same registers
-#pragma unroll
-      for (int k = 0; k < 2 * kScoreLoads; ++k) {  // keys g, and g + 8
-        widen_two<C::kCache, false>(bytes[k / 2][k % 2 * 2], now[4 * k], now[4 * k + 2]);
-        widen_two<C::kCache, false>(bytes[k / 2][k % 2 * 2 + 1], now[4 * k + 1], now[4 * k + 3]);
-      }
-      wgmma_ready(now);
+      widen<false>(bytes, now);
       if (i + 1 < kBatches) {
 #pragma unroll
         for (int k = 0; k < kScoreLoads; ++k) ptx::ldmatrix_x4(bytes[k], keys + ((i + 1) * kScoreLoads + k) * 32);
@@ -222,20 +235,16 @@ class Fp8Products : Fp8Results<C> {
       wgmma_wait<1>();  // of the products that read the same registers
       const int of_record = (i - kTail) / 2, done = (i - kTail - 3) / 2;
       if (i >= kTail + 3 && (i - kTail) % 2 == 1) add_part(parts[done % 2], done, scales, s);
+      if (i < kTail) {
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        if (i < kTail) {
+        for (int k = 0; k < 2; ++k) {
           uint32_t(&four)[4] = *reinterpret_cast<uint32_t(*)[4]>(now + 4 * k);
           ptx::ldmatrix_x4(four, keys + rules::kRecordTailAt + (2 * i + k) * 32);
-        } else {
-#pragma unroll
-          for (int m = 2 * k; m < 2 * k + 2; ++m) {
-            widen_two<C::kCache, false>(bytes[k][m % 2 * 2], now[4 * m], now[4 * m + 2]);
-            widen_two<C::kCache, false>(bytes[k][m % 2 * 2 + 1], now[4 * m + 1], now[4 * m + 3]);
-          }
         }
+        wgmma_ready(now);
+      } else {
+        widen<false>(bytes, now);
       }
-      wgmma_ready(now);
       if (i + 1 >= kTail && i + 1 < kBatches) {
 #pragma unroll
         for (int k = 0; k < 2; ++k) ptx::ldmatrix_x4(bytes[k], keys + ((i + 1 - kTail) * 2 + k) * 32);
@@ -288,12 +297,7 @@ class Fp8Products : Fp8Results<C> {
       const int stage = i / kStageBatches, first = i % kStageBatches * kValueLoads;  // of the 64 columns
       const bool last = first + kValueLoads == kO;
       wgmma_wait<1>();
-#pragma unroll
-      for (int k = 0; k < 2 * kValueLoads; ++k) {  // 16 keys each
-        widen_two<C::kCache, true>(bytes[k / 2][k % 2 * 2], now[4 * k], now[4 * k + 1]);
-        widen_two<C::kCache, true>(bytes[k / 2][k % 2 * 2 + 1], now[4 * k + 2], now[4 * k + 3]);
-      }
-      wgmma_ready(now);
+      widen<true>(bytes, now);
       if (last) {
         __syncwarp();
         release(barriers().empty(ring_.stage()));
