@@ -103,8 +103,9 @@ Choice choose_kernel(const Target &target, const Problem &p) {
       if (kernel == nullptr) continue;
       choice.kernel = *kernel;
       choice.why = row.kernel == rules::GpuKernel::hopper ? "types, widths and strides fit the Hopper kernel"
-                   : rules::is_hopper_fp8(row.kernel)     ? "types, widths and strides fit the Hopper kernel for FP8 caches"
-                                                          : "types, widths and strides fit";
+                   : rules::is_hopper_fp8(row.kernel)
+                       ? "types, widths and strides fit the Hopper kernel for FP8 caches and records"
+                       : "types, widths and strides fit";
       return choice;
     }
   }

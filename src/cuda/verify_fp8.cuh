@@ -1,5 +1,5 @@
-// The Hopper kernel for FP8 caches (sm_90a): wgmma with the operands swapped, so that FP8 is widened in registers on its way to the
-// matrix units. docs/hopper-kernel.md says why it is so.
+// The Hopper kernel for caches of FP8 and of records (sm_90a): wgmma with the operands swapped, so that FP8 is widened in registers on
+// its way to the matrix units. docs/hopper-kernel.md says why it is so.
 //
 // A block of three warpgroups takes one tile of 16, 32 or 64 packed rows over one range of keys at a time (schedule.cuh), 128 keys a
 // tile. Warpgroup 2 walks the schedule and copies keys as they are, a row of the cache a lane (fp8_copies.cuh); 0 and 1 compute. With
@@ -34,10 +34,12 @@
 //   group 0, 1       named, 128   a group              largest numbers of partial results written before read
 //
 // Shared memory: Q (64-column blocks, swizzled), P (two blocks of 64 keys), stages of 32 keys (rows of Lk + 16 bytes), what is per row,
-// items, barriers. With Lk 576: 16 rows 10 stages, 32 rows 9, 64 rows 7; one block a multiprocessor. Of records two less: rows of 656 bytes, one
-// more block of Q, and P four times.
+// items, barriers. With Lk 576: 16 rows 10 stages, 32 rows 9, 64 rows 7; one block a multiprocessor. Of records two less: rows of 656
+// bytes, one more block of Q, and P four times.
 // Registers: the launch gives 168 a thread; 224 a computing one (64 rows: O 128, S 32, A twice 16, bytes 8, sums 8), 56 a copying one.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/fp8_copies.cuh"
 #include "cuda/fp8_queries.cuh"
