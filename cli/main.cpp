@@ -9,6 +9,7 @@
 #include "error.h"
 #include "io/device_memory.h"
 #include "mlaverify/mlaverify.h"
+#include "number_check.h"
 #include "verb.h"
 
 namespace cli = mlaverify::cli;
@@ -33,6 +34,7 @@ int main(int argc, char **argv) {
   cli::add_tune(app, exit_code);
   cli::add_replay(app, exit_code);
   cli::add_generate(app, exit_code);
+  cli::demand_decimal_numbers(app);
   try {
     app.parse(argc, argv);
     demand_output_written();

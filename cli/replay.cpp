@@ -308,12 +308,11 @@ void add_replay(CLI::App &app, int &exit_code) {
   verb.add_option("--accept-rate", options->serve.accept_rate,
                   "Chance that a drafted token is accepted, given that those before it were (0.7)");
   verb.add_option("--speed-up", options->serve.speed_up, "Let requests arrive this many times as fast as recorded (1)");
-  verb.add_option("--seed", options->serve.seed, "Seed of latents, queries, acceptance and the sample of rows (1)")
-      ->check(CLI::NonNegativeNumber);
+  verb.add_option("--seed", options->serve.seed, "Seed of latents, queries, acceptance and the sample of rows (1)");
   verb.add_option("--max-requests", options->max_requests, "Take only this many requests, the first to arrive (all)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, std::numeric_limits<int32_t>::max()));
   verb.add_option("--max-steps", options->max_steps, "End after this many steps (when all requests have been served)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, std::numeric_limits<int32_t>::max()));
   verb.add_option("--check-rows", options->serve.check_rows, "Rows of each step to compare with the float64 oracle (2)")
       ->check(CLI::Range(0, 1 << 20));
   verb.add_option("--threads", options->serve.num_threads, "Threads (all cores)")->check(CLI::Range(0, 4096));

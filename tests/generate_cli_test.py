@@ -198,6 +198,13 @@ class Generate(VerbTest):
         self.refused("--draft", *model, "--draft", "nobody")
         self.refused("--temperature", *model, "--temperature", "-1")
         self.refused("--temperature", *model, "--temperature", "nan")
+        for option, text, wanted in (("--seed", "-1", "a whole number from 0 to 18446744073709551615"),
+                                     ("--seed", "18446744073709551616", "a whole number from 0 to 18446744073709551615"),
+                                     ("--seed", "", "a whole number from 0 to 18446744073709551615"), ("--qlen", "010", "a whole number"),
+                                     ("--qlen", "2.5", "a whole number"), ("--record-steps", "x", "a whole number"),
+                                     ("--temperature", "", "a number"), ("--temperature", "1x", "a number")):
+            self.refused(f'{option}: "{text}", must be {wanted} (see', *model, "--record", str(self.folder), option, text)
+        self.assertEqual(self.json("--prompt", "a", "--max-tokens", "1", "--seed", "18446744073709551615")["seed"], 2 ** 64 - 1)
         file = self.folder / "file"
         file.write_bytes(b"")
         self.refused(f"{file}: cannot be made", *model, "--record", str(file))

@@ -141,6 +141,8 @@ class Replay(VerbTest):
                           ["--backend", "none"], ["--no-such-option"], ["second.csv"]):
             with self.subTest(arguments=arguments):
                 self.refused("", trace, *SMALL, *arguments)
+        self.refused('--seed: "-1", must be a whole number from 0 to', trace, *SMALL, "--seed", "-1")
+        self.refused('--accept-rate: "", must be a number', trace, *SMALL, "--accept-rate", "")
         self.refused("--pool-pages: 2147483647 pages take", trace, "--pool-pages", "2147483647", "--page-size", "2147483647")
         self.refused("", *SMALL)
 
