@@ -82,6 +82,7 @@ ModelConfig parse_config(const std::string &text, const std::string &path) {
   in.absent("n_routed_experts", "mixture-of-experts layers are not supported");
   in.absent("q_lora_rank", "queries projected in two steps are not supported");
   in.absent("rope_scaling", "scaled rotations are not supported");
+  in.absent("rope_parameters", "only rope_theta is read, scaled rotations are not supported");
   if (!in.present("kv_lora_rank")) in.fail("kv_lora_rank", "there: other attention than MLA is not supported");
   in.fixed("attention_bias", false, false, "biases are not supported");
   in.fixed("hidden_act", "silu", nullptr, "no other activation is supported");
@@ -106,6 +107,7 @@ ModelConfig parse_config(const std::string &text, const std::string &path) {
     c.has_mtp = true;
   }
 
+  if (c.rms_norm_eps > 1) in.fail("rms_norm_eps", "at most 1");  // far beyond, all states become 0, whatever the weights
   const std::string multiple = "a multiple of 8";
   if (c.kv_lora_rank % 8 != 0) in.fail("kv_lora_rank", multiple);
   if (c.qk_rope_head_dim % 8 != 0) in.fail("qk_rope_head_dim", multiple);

@@ -233,6 +233,8 @@ class Generate(VerbTest):
                                 ("other attention than MLA", {"kv_lora_rank": None}),
                                 ("hidden_size: 65", {"hidden_size": 65}),
                                 ("hidden_size: missing", {"hidden_size": None}),
+                                ("rope_parameters: {", {"rope_parameters": {"rope_type": "yarn", "factor": 40}}),
+                                ("rms_norm_eps: 1e+300, must be at most 1", {"rms_norm_eps": 1e300}),
                                 ("vocab_size: 32000", {"vocab_size": 32000})):
             model = self.model(**changes)
             self.refused("" if wanted == "hidden_size: 65" else f"{model}/config.json: ", "--model", model, "--prompt", "a")
