@@ -52,12 +52,14 @@ void demand_ok(const Status &status, const std::string &context) {
 
 void demand_sound_environment() {
   bool known = env_backend().empty();
+  std::string names;
   for (const Backend *b : backend_list()) {
     known = known || env_backend() == b->name();
+    names += (names.empty() ? "" : ", ") + std::string(b->name());
     const Status &status = b->availability().status;
     if (status.code == MLAVERIFY_ERR_INVALID_ARGUMENT) throw Failure(kBadInput, status.message);
   }
-  if (!known) throw Failure(kBadInput, "MLAVERIFY_BACKEND: no backend has the name '" + env_backend() + "'");
+  if (!known) throw Failure(kBadInput, "MLAVERIFY_BACKEND: got '" + env_backend() + "', must be one of " + names);
 }
 
 mlaverify_backend_info chosen_backend(mlaverify_backend asked) {

@@ -197,7 +197,8 @@ class RunTest(CliTest):
         self.assert_refused(mlaverify("run", path, *out, "--repeat", "0"), "--repeat")
         self.assert_refused(mlaverify("run", path, *out, "--threads", "-3"), "num_threads", "-3")
         self.assert_refused(mlaverify("run", path, *out, "--unknown"), "--unknown")
-        self.assert_refused(mlaverify("run", path, *out, env={"MLAVERIFY_BACKEND": "gpu"}), "MLAVERIFY_BACKEND", "gpu")
+        self.assert_refused(mlaverify("run", path, *out, env={"MLAVERIFY_BACKEND": "gpu"}),
+                            "MLAVERIFY_BACKEND: got 'gpu', must be one of cuda, cpu, reference")
 
     def test_backend_that_cannot_run_here(self):
         backends = json.loads(mlaverify("info", "--json").stdout)["backends"]
