@@ -130,14 +130,19 @@ def main() -> int:
     except OSError as error:
         print(f"{options.results}: {error.strerror}", file=sys.stderr)
         return 2
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         print(f"{options.results}: not what mlaverify bench --json prints: {type(error).__name__} {error}", file=sys.stderr)
         return 2
     prefix = options.out or str(options.results.with_suffix(""))
     for name, figure in made.items():
         for ending in ("png", "svg"):
-            figure.savefig(f"{prefix}-{name}.{ending}", dpi=150)
-            print(f"{prefix}-{name}.{ending}")
+            path = f"{prefix}-{name}.{ending}"
+            try:
+                figure.savefig(path, dpi=150)
+            except OSError as error:
+                print(f"{path}: {error.strerror}", file=sys.stderr)
+                return 2
+            print(path)
     if len(made) == 1:
         print("no shape has recorded peers: no groups, no ratios")
     return 0

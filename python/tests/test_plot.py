@@ -78,10 +78,20 @@ def test_a_run_of_the_program(tmp_path):
 
 def test_refusals(tmp_path):
     assert "No such file" in run_plot(tmp_path / "none.json").stderr
-    for text in ("{", "{}", "[]", '{"ceilings": {}, "shapes": []}'):
+    results = recorded_results()
+    no_time, no_peers, no_rate = (json.loads(json.dumps(results)) for _ in range(3))
+    no_time["shapes"][0]["seconds"] = 0
+    no_peers["shapes"][0]["recorded"] = None
+    no_rate["ceilings"]["bytes_per_second"] = 0
+    spoilt = [json.dumps(r) for r in (no_time, no_peers, no_rate)]
+    for text in ("{", "{}", "[]", "[" * 100000, '{"ceilings": {}, "shapes": []}', *spoilt):
         (tmp_path / "bad.json").write_text(text)
         done = run_plot(tmp_path / "bad.json")
         assert done.returncode == 2 and "bad.json: not what mlaverify bench --json prints" in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    done = run_plot(tmp_path / "results.json", "--out", tmp_path / "none" / "picture")
+    assert (done.returncode, done.stderr) == (2, f"{tmp_path / 'none' / 'picture-roofline.png'}: No such file or directory\n")
 
 
 def test_without_matplotlib():
