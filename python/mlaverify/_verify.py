@@ -142,11 +142,13 @@ def workspace_size(
 def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
     """The caller's outputs, and for what is None new ones of the framework of q."""
     shape: Any = getattr(q, "shape", ())
+    if not isinstance(shape, (tuple, list)):  # of a class, for example
+        shape = ()
     if len(shape) != 3:
         raise ValueError(f"q: got {type(q).__name__} of shape {list(shape)}, must be an array [B*qlen, H, Lk]")
     rows, heads, key_width = shape
     # Of a number that varies torch.compile knows the type, but no attributes.
-    if not isinstance(v_head_dim, int) and not hasattr(v_head_dim, "__index__"):
+    if not isinstance(v_head_dim, int) and (not hasattr(v_head_dim, "__index__") or getattr(v_head_dim, "ndim", 0) != 0):
         raise TypeError(f"v_head_dim: got {v_head_dim!r}, must be an int")
     if not 8 <= v_head_dim <= key_width:  # before memory of that size is asked for
         # (int(): torch.compile has names for numbers that vary.)

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -51,10 +52,19 @@ double real(nb::handle value, const char *name) {
   throw nb::type_error(refusal(value, name, "a float").c_str());
 }
 
-bool is_true(nb::handle value) {
+bool is_true(nb::handle value, const char *name) {
   const int truth = PyObject_IsTrue(value.ptr());
-  if (truth < 0) throw nb::python_error();
-  return truth != 0;
+  if (truth >= 0) return truth != 0;
+  take_error(PyExc_ValueError);  // an array of several numbers
+  throw nb::type_error(refusal(value, name, "a bool").c_str());
+}
+
+double scale(nb::handle value, const char *name) {
+  const double number = real(value, name);
+  if (std::isfinite(number) && std::abs(number) > static_cast<double>(std::numeric_limits<float>::max())) {
+    throw nb::value_error(refusal(value, name, "a 32-bit float").c_str());
+  }
+  return number;
 }
 
 // By the name that the library gives it; "auto" leaves the choice to the library.
@@ -95,9 +105,9 @@ CallArguments call_arguments(Positional *args) {
   c.qlen = integer(args->next(), "qlen");
   if (const nb::handle page_size = args->next(); !page_size.is_none()) c.page_size = integer(page_size, "page_size");
   c.num_kv_splits = integer(args->next(), "num_kv_splits");
-  c.sm_scale = real(args->next(), "sm_scale");
-  if (is_true(args->next())) c.flags |= MLAVERIFY_FLAG_BATCH_INVARIANT;
-  if (is_true(args->next())) c.flags |= MLAVERIFY_FLAG_CHECKED;
+  c.sm_scale = scale(args->next(), "sm_scale");
+  if (is_true(args->next(), "batch_invariant")) c.flags |= MLAVERIFY_FLAG_BATCH_INVARIANT;
+  if (is_true(args->next(), "checked")) c.flags |= MLAVERIFY_FLAG_CHECKED;
   c.backend = backend_number(args->next());
   c.num_threads = integer(args->next(), "num_threads");
   c.dtype = args->next();
@@ -133,7 +143,7 @@ void decode(const nb::args &args) {
   call.qlen = integer(all.next(), "qlen");
   const nb::handle attn_logits = all.next();
   call.num_kv_splits = integer(all.next(), "num_kv_splits");
-  call.sm_scale = real(all.next(), "sm_scale");
+  call.sm_scale = scale(all.next(), "sm_scale");
   call.page_size = integer(all.next(), "page_size");
   call.k_scale = all.next();
   decode_attention_fwd_verify(call, attn_logits);
@@ -152,7 +162,7 @@ void warm_up(const nb::args &args) {
   for (const nb::handle qlen : nb::cast<nb::list>(all.next())) qlens.push_back(integer(qlen, "qlens"));
   const nb::handle attn_logits = all.next();
   call.qlen = 1;
-  call.sm_scale = real(all.next(), "sm_scale");
+  call.sm_scale = scale(all.next(), "sm_scale");
   call.page_size = integer(all.next(), "page_size");
   call.k_scale = all.next();
   warmup(call, has_real, qlens, attn_logits);

@@ -117,6 +117,9 @@ def read_only(array):
         ({"qlen": lambda s: 0}, ValueError, "qlen: got 0, must be >= 1"),
         ({"sm_scale": lambda s: "1"}, TypeError, "sm_scale: got '1', must be a float"),
         ({"sm_scale": lambda s: 10**400}, ValueError, "sm_scale: got 1000.*, must be a 64-bit float"),
+        ({"sm_scale": lambda s: -1e39}, ValueError, r"sm_scale: got -1e\+39, must be a 32-bit float"),
+        ({"checked": lambda s: np.array([1, 2])}, TypeError, r"checked: got array\(\[1, 2\]\), must be a bool"),
+        ({"batch_invariant": lambda s: np.array([1, 2])}, TypeError, "batch_invariant: got array.*, must be a bool"),
         ({"page_size": lambda s: 0}, ValueError, "page_size: got 0, must be >= 1"),
         ({"num_kv_splits": lambda s: -1}, ValueError, "num_kv_splits: got -1, must be >= 0"),
         ({"backend": lambda s: "gpu"}, ValueError, "backend: got 'gpu', must be one of auto, cuda, cpu, reference"),
@@ -149,6 +152,14 @@ def test_refused_before_outputs_are_made(v_head_dim, error, message):
     step = Step([40])
     with pytest.raises(error, match=message):
         mlaverify.verify(*step.arrays(), **{**step.options(), "v_head_dim": v_head_dim})
+
+
+def test_refused_before_outputs_are_made_though_it_has_the_attributes():
+    step = Step([40])
+    with pytest.raises(TypeError, match=r"v_head_dim: got array\(\[64, 64\]\), must be an int"):
+        mlaverify.verify(*step.arrays(), **{**step.options(), "v_head_dim": np.array([64, 64])})
+    with pytest.raises(ValueError, match=r"q: got type of shape \[\], must be an array"):
+        mlaverify.verify(np.ndarray, *step.arrays()[1:], **step.options())
 
 
 def test_a_width_that_is_no_multiple_of_8():
