@@ -77,8 +77,8 @@ def verify(
     tensor = is_torch(q)
     if tensor:
         import torch
-    if tensor and (q.requires_grad or getattr(kv_cache, "requires_grad", False)) and torch.is_grad_enabled():
-        refuse_gradients(q=q, kv_cache=kv_cache)
+    if tensor and torch.is_grad_enabled():
+        refuse_gradients(q=q, kv_cache=kv_cache, out=out, lse=lse)
     if tensor and torch.compiler.is_compiling():
         from mlaverify import torch_op
 

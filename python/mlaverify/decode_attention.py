@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mlaverify import _core
-from mlaverify._verify import refuse_gradients
+from mlaverify._verify import is_torch, refuse_gradients
 
 _NAMES = {"kv_cache": "k_buffer", "out": "o", "block_table": "req_to_token"}  # the library's: those used here
 
@@ -61,8 +61,8 @@ def decode_attention_fwd_verify(
     if hasattr(q, "is_cuda"):  # is_torch(), for less than half of its time
         import torch
 
-        if (q.requires_grad or getattr(k_buffer, "requires_grad", False)) and torch.is_grad_enabled():
-            refuse_gradients(q=q, k_buffer=k_buffer)
+        if torch.is_grad_enabled():
+            refuse_gradients(q=q, k_buffer=k_buffer, o=o, lse=lse)
         if torch.compiler.is_compiling():
             from mlaverify import torch_op
 
@@ -102,7 +102,7 @@ def warmup_decode_attention_fwd_verify(
     if not isinstance(qlens, Iterable):
         raise TypeError(f"qlens: got {qlens!r}, must be ints")
     try:
-        _core.warmup(q, k_buffer, o, lse, req_to_token, bool(has_real), list(qlens), attn_logits, sm_scale, page_size, k_scale)
+        _core.warmup(q, k_buffer, o, lse, req_to_token, has_real, list(qlens), attn_logits, sm_scale, page_size, k_scale)
     except (TypeError, ValueError) as error:
         raise _renamed(error, "o") from None
 
@@ -122,9 +122,16 @@ def select_verify_config(batch: int, qlen: int, num_heads: int) -> dict[str, int
 
 
 def verify_row_blocks(qlen: int, num_heads: int, block_h: int) -> int:
-    """Row tiles of a request: ``ceil(qlen * num_heads / block_h)``. ValueError where block_h is below 1."""
-    if block_h < 1:
-        raise ValueError(f"block_h: got {block_h}, must be >= 1")
+    """Row tiles of a request: ``ceil(qlen * num_heads / block_h)``.
+
+    Raises:
+        ValueError: block_h below 1, qlen or num_heads below 0.
+    """
+    for name, value, least in (("qlen", qlen, 0), ("num_heads", num_heads, 0), ("block_h", block_h, 1)):
+        if not hasattr(value, "__index__") or getattr(value, "ndim", 0) != 0:
+            raise TypeError(f"{name}: got {value!r}, must be an int")
+        if value < least:
+            raise ValueError(f"{name}: got {value}, must be >= {least}")
     return -(-qlen * num_heads // block_h)
 
 
@@ -153,6 +160,10 @@ VERIFY_DEFAULT_CONFIG: dict[str, int] = _core.select_verify_config(16, 4, 16, -1
 
 def _storage_view(t: Any, shape: tuple[int, ...]) -> Any:
     """A contiguous tensor of ``shape`` over the storage of the torch tensor ``t``, or new memory if the storage is too small."""
+    if not is_torch(t):
+        raise TypeError(f"t: got {type(t).__name__}, must be a torch tensor")
+    if not isinstance(shape, (tuple, list)) or not all(hasattr(n, "__index__") and n >= 0 for n in shape):
+        raise ValueError(f"shape: got {shape!r}, must be ints >= 0")
     if math.prod(shape) * t.element_size() > t.untyped_storage().nbytes():
         return t.new_empty(shape)
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]

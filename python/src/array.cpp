@@ -25,7 +25,8 @@ struct ElementType {
   mlaverify_dtype alone = kOwnDtype;  // asks for this type and nothing else
 };
 
-constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kFloat8E4M3FN = 10, kFloat8E5M2 = 12;  // DLPack's codes
+constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6, kFloat8E4M3FN = 10,
+                  kFloat8E5M2 = 12;  // DLPack's codes
 constexpr ElementType kTypes[] = {
     {MLAVERIFY_F32, "f32", "float32", kFloat, 32, kFloat32},
     {MLAVERIFY_F16, "f16", "float16", kFloat, 16},
@@ -83,10 +84,12 @@ mlaverify_dtype dtype_by_code(const char *name, nb::dlpack::dtype own, mlaverify
       return t.dtype;
     }
   }
-  std::string own_name = own.code == kInt     ? "int"
-                         : own.code == kUInt  ? "uint"
-                         : own.code == kFloat ? "float"
-                                              : "DLPack type " + std::to_string(own.code) + " of bits ";
+  std::string own_name = own.code == kInt       ? "int"
+                         : own.code == kUInt    ? "uint"
+                         : own.code == kFloat   ? "float"
+                         : own.code == kComplex ? "complex"
+                         : own.code == kBool    ? "bool of bits "
+                                                : "DLPack type " + std::to_string(own.code) + " of bits ";
   own_name += std::to_string(own.bits);
   if (own.lanes != 1) type_error(std::string(name) + ": got vectors as elements, must be numbers");
   return taken_as(name, nullptr, own_name, wanted);

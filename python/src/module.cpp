@@ -55,7 +55,8 @@ double real(nb::handle value, const char *name) {
 bool is_true(nb::handle value, const char *name) {
   const int truth = PyObject_IsTrue(value.ptr());
   if (truth >= 0) return truth != 0;
-  take_error(PyExc_ValueError);  // an array of several numbers
+  // An array of several numbers: NumPy raises the first, torch the second.
+  take_error(PyErr_ExceptionMatches(PyExc_ValueError) != 0 ? PyExc_ValueError : PyExc_RuntimeError);
   throw nb::type_error(refusal(value, name, "a bool").c_str());
 }
 
@@ -157,7 +158,7 @@ void warm_up(const nb::args &args) {
   call.out = all.next();
   call.lse = all.next();
   call.block_table = all.next();
-  const bool has_real = nb::cast<bool>(all.next());
+  const bool has_real = is_true(all.next(), "has_real");
   std::vector<int32_t> qlens;
   for (const nb::handle qlen : nb::cast<nb::list>(all.next())) qlens.push_back(integer(qlen, "qlens"));
   const nb::handle attn_logits = all.next();

@@ -92,6 +92,10 @@ def test_warmup_leaves_everything_as_it_is():
         mlaverify.warmup_decode_attention_fwd_verify(
             step.q, step.kv_cache, out, lse, step.block_table, False, [1, 0], None, step.sm_scale, step.page_size, None
         )
+    with pytest.raises(TypeError, match=r"has_real: got array\(\[1, 2\]\), must be a bool"):
+        mlaverify.warmup_decode_attention_fwd_verify(
+            step.q, step.kv_cache, out, lse, step.block_table, np.array([1, 2]), [1], None, step.sm_scale, step.page_size, None
+        )
 
 
 def test_planning():
@@ -172,6 +176,9 @@ def test_warmup_refuses(qlens, error, message):
         (mlaverify.verify_num_kv_splits, (100, 1.5, 4, 16, 132, 64), TypeError, "batch: got 1.5, must be an int"),
         (mlaverify.verify_num_kv_splits, (100, 4, 4, 16, 132, None), TypeError, "block_h: got None, must be an int"),
         (mlaverify.verify_row_blocks, (4, 16, 0), ValueError, "block_h: got 0, must be >= 1"),
+        (mlaverify.verify_row_blocks, (-1, 16, 64), ValueError, "qlen: got -1, must be >= 0"),
+        (mlaverify.verify_row_blocks, (4, 1.5, 64), TypeError, "num_heads: got 1.5, must be an int"),
+        (mlaverify.verify_row_blocks, (4, 16, np.array([1, 2])), TypeError, r"block_h: got array\(\[1, 2\]\), must be an int"),
         (mlaverify.select_verify_config, (4, 2**40, 16), ValueError, "qlen: got .*, must be a 32-bit int"),
     ],
 )

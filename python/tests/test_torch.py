@@ -91,10 +91,17 @@ def test_refused():
         ((q.clone().requires_grad_(), kv_cache, block_table, seq_lens), ValueError, "q: requires a gradient"),
         ((q, kv_cache.clone().requires_grad_(), block_table, seq_lens), ValueError, "kv_cache: requires a gradient"),
         ((q.to(torch.float64), kv_cache, block_table, seq_lens), TypeError, "q: got float64, must be f32"),
+        ((q, kv_cache, block_table, seq_lens.bool()), TypeError, "seq_lens: got bool of bits 8, must be int32"),
+        ((torch.complex(q, q), kv_cache, block_table, seq_lens), TypeError, "q: got complex64, must be f32"),
         ((q.half(), kv_cache, block_table, seq_lens[:0]), ValueError, r"seq_lens: got shape \[0\], must be \[1\]"),
     ]:
         with pytest.raises(error, match=message):
             mlaverify.verify(*arrays, **options)
+    out, lse = step.outputs()
+    with pytest.raises(ValueError, match="out: requires a gradient"):
+        mlaverify.verify(q, kv_cache, block_table, seq_lens, **options, out=out.clone().requires_grad_())
+    with pytest.raises(ValueError, match="lse: requires a gradient"):
+        mlaverify.verify(q, kv_cache, block_table, seq_lens, **options, lse=lse.clone().requires_grad_())
     with torch.no_grad():
         step.check(*mlaverify.verify(q.clone().requires_grad_(), kv_cache, block_table, seq_lens, **options))
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -148,6 +155,9 @@ def test_triton_form_refuses_gradients():
         mlaverify.decode_attention_fwd_verify(*step.triton_arguments(out, lse))
     with torch.no_grad():
         mlaverify.decode_attention_fwd_verify(*step.triton_arguments(out, lse))
+    step.kv_cache.requires_grad_(False)
+    with pytest.raises(ValueError, match="^o: requires a gradient"):
+        mlaverify.decode_attention_fwd_verify(*step.triton_arguments(out.clone().requires_grad_(), lse))
     step.check(out, lse)
 
 
@@ -219,6 +229,14 @@ def test_storage_view():
     view = decode_attention._storage_view(t[1:, ::2], (3, 8))
     assert view.shape == (3, 8) and view.is_contiguous() and view.data_ptr() == t.data_ptr()
     new = decode_attention._storage_view(t, (5, 5))
+    for bad, shape, error, message in [
+        (t.numpy(), (3, 8), TypeError, "t: got ndarray, must be a torch tensor"),
+        (t, (-1,), ValueError, r"shape: got \(-1,\), must be ints >= 0"),
+        (t, (1.5, 2), ValueError, r"shape: got \(1.5, 2\), must be ints >= 0"),
+        (t, 5, ValueError, "shape: got 5, must be ints >= 0"),
+    ]:
+        with pytest.raises(error, match=message):
+            decode_attention._storage_view(bad, shape)
     assert new.shape == (5, 5) and new.dtype == t.dtype and new.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
 
 
