@@ -58,6 +58,9 @@ void demand_sound_environment() {
     names += (names.empty() ? "" : ", ") + std::string(b->name());
     const Status &status = b->availability().status;
     if (status.code == MLAVERIFY_ERR_INVALID_ARGUMENT) throw Failure(kBadInput, status.message);
+    // The library's "auto" would go on to the reference backend, and a check of that instruction set would look like one passed.
+    const bool isa_missing = b->id() == MLAVERIFY_BACKEND_CPU && !env_cpu_isa().empty() && !status.ok();
+    if (isa_missing) throw Failure(kCannotRun, status.message);
   }
   if (!known) throw Failure(kBadInput, "MLAVERIFY_BACKEND: got '" + env_backend() + "', must be one of " + names);
 }

@@ -26,7 +26,7 @@ void demand_ok(const Status &status, const std::string &context);  // of a funct
 mlaverify_backend_info chosen_backend(mlaverify_backend asked);
 
 // Throws Failure (exit code 2) where MLAVERIFY_BACKEND names no backend, or a backend refuses what its own variable says
-// (MLAVERIFY_CPU_ISA, MLAVERIFY_TUNE_FILE).
+// (MLAVERIFY_CPU_ISA, MLAVERIFY_TUNE_FILE); with exit code 3 where this CPU has not the instruction set of MLAVERIFY_CPU_ISA.
 void demand_sound_environment();
 
 // Throws Failure (exit code 3) with the reason if `backend` cannot run on this machine.

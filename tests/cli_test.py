@@ -174,6 +174,15 @@ class RunTest(CliTest):
                 with self.subTest(name=name, verb=verb[0]):
                     self.assert_refused(mlaverify(*verb, env={name: "AVX3"}), name, "AVX3")
 
+    def test_instruction_set_that_this_cpu_has_not(self):
+        path = self.save(*small_step())
+        for isa in ("amx_bf16", "avx512_bf16", "avx512", "avx2"):
+            env = {"MLAVERIFY_CPU_ISA": isa}
+            cpu = next(b for b in json.loads(mlaverify("info", "--json", env=env).stdout)["backends"] if b["name"] == "cpu")
+            for verb in (("run", path, "--out", self.path("out.safetensors")), ("check", path), ("bench", "--grid", "smoke")):
+                if not cpu["available"]:
+                    self.assert_refused(mlaverify(*verb, env=env), f"MLAVERIFY_CPU_ISA asks for {isa}, which cannot run here", code=3)
+
     def test_standard_output_that_cannot_be_written(self):
         path = self.save(*small_step())
         for verb in (("info",), ("check", "--json", path), ("--version",)):
