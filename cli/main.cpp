@@ -21,6 +21,16 @@ static void demand_output_written() {
   }
 }
 
+// CLI11 would take the next argument, be it another option, for the value of `--name=`.
+static void demand_values(int argc, char **argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument.size() > 3 && argument.compare(0, 2, "--") == 0 && argument.find('=') == argument.size() - 1) {
+      throw cli::Failure(cli::kBadInput, argument + " has no value, must be --name=VALUE or --name VALUE");
+    }
+  }
+}
+
 int main(int argc, char **argv) {
   CLI::App app("Causal MLA verify attention over a paged latent KV cache", "mlaverify");
   app.set_version_flag("--version", mlaverify_version());
@@ -36,6 +46,7 @@ int main(int argc, char **argv) {
   cli::add_generate(app, exit_code);
   cli::demand_decimal_numbers(app);
   try {
+    demand_values(argc, argv);
     app.parse(argc, argv);
     demand_output_written();
     return exit_code;

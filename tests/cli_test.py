@@ -206,6 +206,7 @@ class RunTest(CliTest):
         self.assert_refused(mlaverify("run", path, *out, "--repeat", "0"), "--repeat")
         self.assert_refused(mlaverify("run", path, *out, "--threads", "-3"), "num_threads", "-3")
         self.assert_refused(mlaverify("run", path, *out, "--unknown"), "--unknown")
+        self.assert_refused(mlaverify("run", path, "--out=", "--repeat", "2"), "--out= has no value, must be --name=VALUE or --name VALUE")
         self.assert_refused(mlaverify("run", path, *out, env={"MLAVERIFY_BACKEND": "gpu"}),
                             "MLAVERIFY_BACKEND: got 'gpu', must be one of cuda, cpu, reference")
 
