@@ -214,6 +214,7 @@ class Generate(VerbTest):
 
     def test_bad_folders(self):
         self.refused("/nowhere: is not a directory", "--model", "/nowhere", "--prompt", "a")
+        self.refused("'': is not a directory", "--model", "", "--prompt", "a")
         file = f"{MODEL}/config.json"
         self.refused(f"{file}: is not a directory", "--model", file, "--prompt", "a")
         model = self.model()

@@ -15,7 +15,8 @@ namespace mlaverify::io {
 // What is wrong with a file, on one line that starts with its path.
 class FileError : public std::runtime_error {
  public:
-  FileError(const std::string &path, const std::string &what) : std::runtime_error(path + ": " + what) {}
+  FileError(const std::string &path, const std::string &what)
+      : std::runtime_error((path.empty() ? "''" : path) + ": " + what) {}
 };
 
 struct SafetensorsFile {
