@@ -154,6 +154,48 @@ TEST(Invariant, HeadCounts) {
   }
 }
 
+// Few rows are computed in other ways than many (which depends on how many lanes they fill), with the same sums.
+TEST(Invariant, RowCounts) {
+  struct Types {
+    DType q, kv;
+    float q_sigma;  // 30: scores of f32 queries that are summed in f64
+  };
+  for (const Types &t :
+       {Types{DType::f32, DType::f32, 1}, Types{DType::f32, DType::f32, 30}, Types{DType::f32, DType::bf16, 30},
+        Types{DType::bf16, DType::bf16, 1}, Types{DType::f16, DType::f16, 1}, Types{DType::f16, DType::f8_e4m3, 1},
+        Types{DType::bf16, DType::f8_e5m2, 1}, Types{DType::bf16, DType::f8_ds_mla, 1}}) {
+    TestCase c;
+    c.q_dtype = t.q;
+    c.kv_dtype = t.kv;
+    c.q_sigma = t.q_sigma;
+    c.qlen = 1;
+    c.lens = {75, 33, 7};  // a whole tile of keys and a part of one, whole vectors and one more key, less than a vector
+    const bool records = rules::is_record(t.kv);
+    for (const auto &[lk, lv] : records ? std::vector{std::pair{576, 512}} : std::vector{std::pair{40, 24}, {160, 128}}) {
+      c.lk = lk;
+      c.lv = lv;
+      c.heads = 64;
+      TestCall all(c);
+      ASSERT_EQ(all.run_and_compare(), "");
+      for (int32_t heads = 1; heads < 64; heads += heads < 34 ? 1 : 5) {
+        c.heads = heads;
+        TestCall few(c);
+        for (int32_t b = 0; b < c.batch(); ++b) {
+          for (int32_t h = 0; h < heads; ++h) {
+            std::memcpy(few.query(b, 0, h), all.query(b, 0, h), static_cast<std::size_t>(c.lk) * (t.q == DType::f32 ? 4 : 2));
+          }
+        }
+        ASSERT_EQ(few.run(), "");
+        for (int32_t b = 0; b < c.batch(); ++b) {
+          for (int32_t h = 0; h < heads; ++h)
+            ASSERT_EQ(few.row_bits(b, 0, h), all.row_bits(b, 0, h))
+                << "row " << h << " of " << heads << ", request " << b << ", " << c;
+        }
+      }
+    }
+  }
+}
+
 // A token has the same bits in a call with any qlen, in whatever row tile it falls.
 TEST(Invariant, QueryLengths) {
   TestCase c;

@@ -312,6 +312,17 @@ inline void multiply_rows_apart(const Tiles &t, const int32_t *visible, int32_t 
   }
 }
 
+// Asks for keys begin ... end - 1 of a tile, as far as it has them, to be brought to the L2 cache.
+inline void prefetch_keys(const Problem &p, const KeyRows &keys, int32_t begin, int32_t end) {
+  const int64_t bytes = rules::row_bytes(p.kv_dtype, p.qk_dim);
+  for (int32_t k = begin; k < rules::min(end, keys.count); ++k) {
+    const char *row = keys.row[k];
+    asm volatile("" ::"r"(row));  // g++ takes a function that only prefetches for one that does nothing
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+    __builtin_prefetch(row + bytes - 1, 0, 2);
+  }
+}
+
 // Brings the keys of a tile, kKeys at most, to the cache while another one is computed.
 class KeysAhead {
  public:

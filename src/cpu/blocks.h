@@ -92,33 +92,64 @@ struct RecordValues {
   typename V::Bf16Pairs at(int32_t key, int32_t column) const { return V::Bf16Pairs::load(row(key) + column); }
 };
 
-// scores[k][0 ... V vectors of rows) = columns [0, columns) of q . key k, or with `add` += that, for K converted keys: rows in the lanes, so
-// that nothing is summed across them. q and scores are `lanes` wide. Meanwhile the same block of columns of other keys, at bytes [at, at +
-// kColumns * size) of rows ahead[0 ... K-1], comes to the L2 cache, one prefetch at a time: many at once would block other loads.
+// Brings keys to the cache while something else is computed, a line a step: many at once would block other loads. In the order in which
+// they lie, so that the processor's own prefetching takes part. Loops work on a copy, which stays in registers.
+class LinesAhead {
+ public:
+  // Of keys of `bytes` bytes each.
+  LinesAhead(const KeyRows &keys, int64_t bytes) : keys_(&keys), bytes_(bytes) {}
+
+  void step() {
+    if (at_ >= end_) {
+      if (row_ == keys_->count) return;
+      const char *const row = keys_->row[row_++];
+      at_ = row - reinterpret_cast<uintptr_t>(row) % kLine;
+      end_ = row + bytes_;
+    }
+    __builtin_prefetch(at_);
+    at_ += kLine;
+  }
+
+  // As many steps as fetch one of `parts` equal parts of the keys.
+  void fetch_part(int32_t parts) {
+    const auto lines = static_cast<int32_t>((bytes_ + 2 * kLine - 2) / kLine);  // of a key, at most
+    const int32_t steps = rules::ceil_div(keys_->count * lines, parts);
+    for (int32_t i = 0; i < steps; ++i) step();
+  }
+
+ private:
+  static constexpr int32_t kLine = 64;
+
+  const KeyRows *keys_;
+  int64_t bytes_;
+  int32_t row_ = 0;
+  const char *at_ = nullptr, *end_ = nullptr;
+};
+
+// sums[k][0 ... V vectors) = sum over columns [0, n) of x[column][0 ... V vectors) * y[k][column], or with `add` += that, for K rows of
+// y: rows of queries or keys in the lanes, so that nothing is summed across them, and the other ones as `y`. x and sums have rows of ld
+// numbers, y of kColumns.
 template <int V, int K>
-inline void score_block(const float *q, int32_t lanes, const float *kv, int32_t columns, bool add, float *scores,
-                        const char *const *ahead, int64_t at, int64_t size) {
-  constexpr int prefetches = K > 16 ? 2 : 1;  // f32 keys have two lines each
+inline void score_block(const float *x, int32_t ld, const float *y, int32_t n, bool add, float *sums, LinesAhead *ahead) {
+  LinesAhead lines = *ahead;
   Vec c[K][V];
   each<K>([&](auto k) { each<V>([&](auto v) { c[k][v] = Vec::zero(); }); });
-  for (int32_t d = 0; d < columns; ++d) {
-    each<prefetches>([&](auto i) {
-      const int32_t place = (d * prefetches + i) * (K / prefetches);
-      if (i == 0 || size > 2) __builtin_prefetch(ahead[place / kColumns] + at + place % kColumns * size, 0, 2);
-    });
+  for (int32_t d = 0; d < n; ++d) {
+    lines.step();
     Vec a[V];
-    each<V>([&](auto v) { a[v] = in_register(Vec::load(q + d * lanes + v * Vec::width)); });
+    each<V>([&](auto v) { a[v] = in_register(Vec::load(x + d * ld + v * Vec::width)); });
     each<K>([&](auto k) {
-      const Vec b = in_register(Vec::broadcast(kv[k * kColumns + d]));
+      const Vec b = in_register(Vec::broadcast(y[k * kColumns + d]));
       each<V>([&](auto v) { c[k][v] = fma(a[v], b, c[k][v]); });
     });
   }
   each<K>([&](auto k) {
     each<V>([&](auto v) {
-      float *const to = scores + k * lanes + v * Vec::width;
+      float *const to = sums + k * ld + v * Vec::width;
       (add ? Vec::load(to) + c[k][v] : c[k][v]).store(to);
     });
   });
+  *ahead = lines;
 }
 
 // scores[r][k] = q[r] . key k of K from `first` on, for R rows, lanes along the width: products of pairs of bf16 numbers. The scale of a
@@ -161,12 +192,14 @@ inline void score_pairs(const float *q, int32_t q_ld, const Keys &keys, int32_t 
 // multiple of the keys that one product sums.
 template <int R, int C, class Keys>
 inline void value_block(const float *weights, int32_t weights_ld, const Keys &keys, int32_t column, int32_t begin, int32_t end,
-                        float *acc, int32_t acc_ld) {
+                        float *acc, int32_t acc_ld, LinesAhead *ahead) {
+  LinesAhead lines = *ahead;
   using Products = typename Keys::Products;
   using Operand = typename Products::Operand;
   Vec c[R][C];
   each<R>([&](auto r) { each<C>([&](auto j) { c[r][j] = Vec::load(acc + r * acc_ld + j * Vec::width); }); });
   for (int32_t k = begin; k < end; k += Products::keys) {
+    lines.step();
     Operand b[C];
     Products::values(keys, k, end, column, b);
     each<R>([&](auto r) {
@@ -175,6 +208,7 @@ inline void value_block(const float *weights, int32_t weights_ld, const Keys &ke
     });
   }
   each<R>([&](auto r) { each<C>([&](auto j) { c[r][j].store(acc + r * acc_ld + j * Vec::width); }); });
+  *ahead = lines;
 }
 
 }  // namespace

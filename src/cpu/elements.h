@@ -58,62 +58,108 @@ inline void convert_row(const T *from, int32_t n, float *to, Load load, Keep kee
   }
 }
 
-// n numbers from byte `at` on of `count` rows as f32, to rows of ld numbers. If there are `squares`, those of a row are added to its vector
-// there. load_of(row): what loads a vector of the row's numbers, as for convert_row().
-template <class T, class LoadOf>
-inline void convert(const char *const *rows, int32_t count, int32_t at, int32_t n, float *to, int32_t ld, float *squares,
-                    LoadOf load_of) {
-  const auto from = [&](int32_t r) { return reinterpret_cast<const T *>(rows[r] + at); };
-  if (squares == nullptr) {
-    for (int32_t r = 0; r < count; ++r) convert_row(from(r), n, to + r * ld, load_of(rows[r]), [](Vec) {});
-    return;
-  }
-  for (int32_t r = 0; r < count; ++r) {
-    Vec sum = Vec::load(squares + r * Vec::width);
-    convert_row(from(r), n, to + r * ld, load_of(rows[r]), [&](Vec x) { sum = fma(x, x, sum); });
-    sum.store(squares + r * Vec::width);
-  }
-}
-
 // The byte at which number d of a part lies.
 inline int32_t place_of(const rules::RowPart &part, int32_t d) {
   return part.at + (d - part.begin) * rules::dtype_bytes(part.dtype);
 }
 
-// The same of numbers [d, d + n), which are in one part of their rows.
-inline void convert(const rules::RowPart &part, const char *const *rows, int32_t count, int32_t d, int32_t n, float *to,
-                    int32_t ld, float *squares) {
-  const auto f32 = [](const char *) { return [](auto... x) { return Vec::load(x...); }; };
-  const auto f16 = [](const char *) { return [](auto... x) { return Vec::load_f16(x...); }; };
-  const auto bf16 = [](const char *) { return [](auto... x) { return Vec::load_bf16(x...); }; };
-  const auto e4m3 = [](const char *) { return [](auto... x) { return Vec::load_e4m3(x...); }; };
-  const auto e5m2 = [](const char *) { return [](auto... x) { return Vec::load_e5m2(x...); }; };
-  const auto scaled = [&](const char *row) {
-    return [scale = Vec::broadcast(rules::record_scales(row)[part.group])](auto... x) { return Vec::load_e4m3(x...) * scale; };
-  };
-  const int32_t at = place_of(part, d);
+// Calls f(T(), load_of) for the numbers of a part, which have type T: load_of(row) is what loads a vector of a row's as f32, as for
+// convert_row().
+template <class F>
+inline void with_loads(const rules::RowPart &part, F f) {
+  const auto e4m3 = [](auto... x) { return Vec::load_e4m3(x...); };
   switch (part.dtype) {
-    case DType::f32: return convert<float>(rows, count, at, n, to, ld, squares, f32);
-    case DType::f16: return convert<uint16_t>(rows, count, at, n, to, ld, squares, f16);
-    case DType::bf16: return convert<uint16_t>(rows, count, at, n, to, ld, squares, bf16);
+    case DType::f32: return f(float(), [](const char *) { return [](auto... x) { return Vec::load(x...); }; });
+    case DType::f16: return f(uint16_t(), [](const char *) { return [](auto... x) { return Vec::load_f16(x...); }; });
+    case DType::bf16: return f(uint16_t(), [](const char *) { return [](auto... x) { return Vec::load_bf16(x...); }; });
     case DType::f8_e4m3:
-      if (part.group >= 0) return convert<uint8_t>(rows, count, at, n, to, ld, squares, scaled);
-      return convert<uint8_t>(rows, count, at, n, to, ld, squares, e4m3);
-    case DType::f8_e5m2: return convert<uint8_t>(rows, count, at, n, to, ld, squares, e5m2);
+      if (part.group < 0) return f(uint8_t(), [=](const char *) { return e4m3; });
+      return f(uint8_t(), [=](const char *row) {
+        return [=, scale = Vec::broadcast(rules::record_scales(row)[part.group])](auto... x) { return e4m3(x...) * scale; };
+      });
+    case DType::f8_e5m2: return f(uint8_t(), [](const char *) { return [](auto... x) { return Vec::load_e5m2(x...); }; });
     case DType::i32:
     case DType::f8_ds_mla: return;  // not the type of a part
   }
 }
 
-// The same of any numbers of rows of type `t`.
+// Calls f(part, first, n) for the parts of numbers [d, d + n) of a row of type `t`: which of the n one begins with, and how many are in it.
+template <class F>
+inline void each_part(DType t, int32_t d, int32_t n, F f) {
+  for (int32_t i = 0; i < n;) {
+    const rules::RowPart part = rules::row_part(t, d + n, d + i);
+    const int32_t here = rules::min(part.end - d, n) - i;
+    f(part, i, here);
+    i += here;
+  }
+}
+
+// Numbers [d, d + n) of `count` rows of type `t` as f32, to rows of ld numbers. If there are `squares`, those of a row are added to its
+// vector there.
 inline void convert(DType t, const char *const *rows, int32_t count, int32_t d, int32_t n, float *to, int32_t ld,
                     float *squares) {
-  for (const int32_t end = d + n; d < end;) {
-    const rules::RowPart part = rules::row_part(t, end, d);
-    const int32_t here = rules::min(part.end, end) - d;
-    convert(part, rows, count, d, here, to, ld, squares);
-    d += here;
-    to += here;
+  each_part(t, d, n, [=](const rules::RowPart &part, int32_t first, int32_t here) {
+    const int32_t at = place_of(part, d + first);
+    with_loads(part, [=](auto type, auto load_of) {
+      const auto from = [=](int32_t r) { return reinterpret_cast<const decltype(type) *>(rows[r] + at); };
+      float *const out = to + first;
+      if (squares == nullptr) {
+        for (int32_t r = 0; r < count; ++r) convert_row(from(r), here, out + r * ld, load_of(rows[r]), [](Vec) {});
+        return;
+      }
+      for (int32_t r = 0; r < count; ++r) {
+        Vec sum = Vec::load(squares + r * Vec::width);
+        convert_row(from(r), here, out + r * ld, load_of(rows[r]), [&](Vec x) { sum = fma(x, x, sum); });
+        sum.store(squares + r * Vec::width);
+      }
+    });
+  });
+}
+
+// The same transposed: number d + j of row i goes to to[j][i], in whole vectors of rows (there are as many) and of numbers. step() is
+// called for each square of these.
+template <class Step>
+inline void convert_transposed(DType t, const char *const *rows, int32_t count, int32_t d, int32_t n, float *to, int32_t ld,
+                               float *squares, Step step) {
+  each_part(t, d, n, [=](const rules::RowPart &part, int32_t first, int32_t here) {
+    const int32_t at = place_of(part, d + first);
+    with_loads(part, [=](auto type, auto load_of) {
+      const auto block = [=](int32_t r, int32_t j, auto... lanes) {
+        step();
+        Vec x[Vec::width];
+        each<Vec::width>([&](auto i) {
+          const char *const row = rows[r + i];
+          x[i] = load_of(row)(reinterpret_cast<const decltype(type) *>(row + at) + j, lanes...);
+        });
+        if (squares != nullptr) {
+          each<Vec::width>([&](auto i) {
+            float *const sum = squares + (r + i) * Vec::width;
+            fma(x[i], x[i], Vec::load(sum)).store(sum);
+          });
+        }
+        transpose(x);
+        each<Vec::width>([&](auto i) { x[i].store(to + (first + j + i) * ld + r); });
+      };
+      for (int32_t r = 0; r < count; r += Vec::width) {
+        int32_t j = 0;
+        for (; j + Vec::width <= here; j += Vec::width) block(r, j);
+        if constexpr (Vec::width > 8) {
+          if (j < here) block(r, j, here - j);
+        }
+      }
+    });
+  });
+}
+
+// to[j][i] = from[i][j], in whole vectors of rows and of columns.
+inline void transpose(const float *from, int32_t from_ld, int32_t rows, int32_t columns, float *to, int32_t to_ld) {
+  for (int32_t i = 0; i < rows; i += Vec::width) {
+    for (int32_t j = 0; j < columns; j += Vec::width) {
+      Vec x[Vec::width];
+      each<Vec::width>([&](auto k) { x[k] = Vec::load(from + (i + k) * from_ld + j); });
+      transpose(x);
+      each<Vec::width>([&](auto k) { x[k].store(to + (j + k) * to_ld + i); });
+    }
   }
 }
 

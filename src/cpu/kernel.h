@@ -7,12 +7,14 @@
 //       convert it to f32                                   kv         [keys, columns] (L1)
 //       key_scores += kv q^T, keys x rows in registers      key_scores [keys, rows]    (L1)
 //     transpose them                                        scores     [rows, keys]    (L1)
+//     where rows would leave many lanes empty: convert and transpose a block of columns, and scores += q kv^T: the same sums
 //     f32 queries: scores too large for f32 again in f64
 //     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
 //     acc += weights kv[:, :Lv], rows x vectors in registers; keys are converted a block of columns at a time again, or as they are
 //       loaded where that is cheap beside the products: the same bits
 //   Where products take pairs of bf16 numbers (multiplies_bf16), only FP8 and records are converted, to these, and scores are rows x keys
 //   from the start. The scales of records multiply sums over the columns of a group, and the values, which are rounded then.
+//   Meanwhile the next tile of keys comes to the cache.
 // Only keys that a row sees enter its softmax and its sum, so what it does not see may hold anything. Every sum runs in an
 // order that depends on the key's or column's position alone: no bit depends on the other rows of the tile or on where a block
 // ends.
@@ -47,17 +49,6 @@ inline void find_keys(const Problem &p, int32_t request, rules::KeyRange keys, K
     slot = {slot.entry + 1, 0};
   }
   for (int32_t k = found->count; k > 0 && k < kTileKeys; ++k) found->row[k] = found->row[k - 1];
-}
-
-// Asks for keys begin ... end - 1 of a tile, as far as it has them, to be brought to the L2 cache.
-inline void prefetch_keys(const Problem &p, const KeyRows &keys, int32_t begin, int32_t end) {
-  const int64_t bytes = rules::row_bytes(p.kv_dtype, p.qk_dim);
-  for (int32_t k = begin; k < rules::min(end, keys.count); ++k) {
-    const char *row = keys.row[k];
-    asm volatile("" ::"r"(row));  // g++ takes a function that only prefetches for one that does nothing
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-    __builtin_prefetch(row + bytes - 1, 0, 2);
-  }
 }
 
 // Whether products take pairs of bf16 numbers.
@@ -97,59 +88,70 @@ inline void make_bf16_keys(const Problem &p, const Scratch &s, const rules::CpuT
   }
 }
 
-// Whether the second product converts cached rows as it loads them: 16-bit numbers take two or three instructions a vector, FP8 and records
-// more.
-inline bool loads_cached(const Problem &p) {
-  return Vec::converts_as_it_loads && !rules::is_fp8(p.kv_dtype) && !rules::is_record(p.kv_dtype) && p.v_dim % Vec::width == 0;
+// Whether the second product converts cached rows as it loads them, in each block of rows again: f32 numbers take nothing, 16-bit numbers
+// two or three instructions a vector, FP8 and records more.
+inline bool loads_cached(const Problem &p, int32_t rows) {
+  const bool cheap = p.kv_dtype == DType::f32 || ((Vec::converts_as_it_loads || rows <= Vec::value_rows) &&
+                                                  !rules::is_fp8(p.kv_dtype) && !rules::is_record(p.kv_dtype));
+  return cheap && p.v_dim % Vec::width == 0;
 }
 
 // Rows of a tile in whole vectors.
 inline int32_t lanes_of(int32_t rows) { return rules::round_up<int32_t>(rows, Vec::width); }
 
-// Scores of f32 products. `next`: keys to prefetch meanwhile, if there are any.
-inline void float_scores(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const KeyRows &keys,
-                         const KeyRows &next) {
+// Whether keys lie in the lanes of f32 products, transposed, and not the rows: where the rows would leave more lanes empty than it costs
+// to transpose a tile of keys. Every sum is the same either way.
+inline bool keys_in_lanes(int32_t rows) { return lanes_of(rows) - rows >= Vec::transposing_rows; }
+
+// Sums over n columns for `lanes` rows of x, in the lanes, and `count` rows of y, as score_block().
+inline void multiply_columns(const float *x, int32_t ld, int32_t lanes, const float *y, int32_t count, int32_t n, bool add,
+                             float *sums, LinesAhead *ahead) {
   constexpr int V = Vec::score_vectors;
-  const int32_t lanes = lanes_of(rows), count = keys.count, width = p.qk_dim;
-  const char *const *const ahead = next.count > 0 ? next.row : keys.row;
-  for (int32_t d = 0; d < width; d += kColumns) {
-    const int32_t n = rules::min(kColumns, width - d);
-    const rules::RowPart part = rules::row_part(p.kv_dtype, width, d);
-    const int64_t at = place_of(part, d), size = rules::dtype_bytes(part.dtype);
-    convert(p.kv_dtype, keys.row, count, d, n, s.kv, kColumns, p.q_dtype == DType::f32 ? s.squares : nullptr);
-    for (int32_t r = 0; r < lanes; r += V * Vec::width) {
-      with_constant<V>(rules::min(V, (lanes - r) / Vec::width), [&](auto nv) {
-        // Blocks of fewer keys, at the end, come in steps only: those behind the last key are there, whatever they hold.
-        constexpr int K = Vec::score_accumulators / nv(), step = K >= 24 ? 8 : K >= 12 ? 4 : 2;
-        static_assert(kTileKeys % step == 0);
-        for (int32_t k = 0; k < count; k += K) {
-          with_constant<K / step>(rules::min(K, rules::round_up(count - k, step)) / step, [&](auto steps) {
-            score_block<nv(), steps() * step>(s.q + d * lanes + r, lanes, s.kv + k * kColumns, n, d > 0,
-                                              s.key_scores + k * lanes + r, ahead + k, at, size);
-          });
-        }
-      });
+  for (int32_t i = 0; i < lanes; i += V * Vec::width) {
+    with_constant<V>(rules::min(V, (lanes - i) / Vec::width), [&](auto nv) {
+      // Blocks of fewer rows, at the end, come in steps only: those behind the last one are there, whatever they hold.
+      constexpr int K = Vec::score_accumulators / nv(), step = K >= 24 ? 8 : K >= 12 ? 4 : 2;
+      static_assert(kTileKeys % step == 0 && Vec::width % step == 0);
+      for (int32_t k = 0; k < count; k += K) {
+        with_constant<K / step>(rules::min(K, rules::round_up(count - k, step)) / step, [&](auto steps) {
+          score_block<nv(), steps() * step>(x + i, ld, y + k * kColumns, n, add, sums + k * ld + i, ahead);
+        });
+      }
+    });
+  }
+}
+
+// Scores of f32 products.
+inline void float_scores(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const KeyRows &keys,
+                         LinesAhead *ahead) {
+  const int32_t lanes = lanes_of(rows), count = keys.count, key_lanes = lanes_of(count);
+  const bool transposed = keys_in_lanes(rows);
+  float *const squares = p.q_dtype == DType::f32 ? s.squares : nullptr;
+  const int32_t pieces = rules::ceil_div(p.qk_dim, Vec::width) * (key_lanes / Vec::width);
+  const auto fetch = [=] { ahead->fetch_part(pieces); };
+  for (int32_t d = 0; d < p.qk_dim; d += kColumns) {
+    const int32_t n = rules::min(kColumns, p.qk_dim - d);
+    if (transposed) {
+      convert_transposed(p.kv_dtype, keys.row, count, d, n, s.kv, l.scores_ld, squares, fetch);
+      multiply_columns(s.kv, l.scores_ld, key_lanes, s.q + d * rows, rows, n, d > 0, s.scores, ahead);
+    } else {
+      convert(p.kv_dtype, keys.row, count, d, n, s.kv, kColumns, squares);
+      multiply_columns(s.q + d * lanes, lanes, lanes, s.kv, count, n, d > 0, s.key_scores, ahead);
     }
   }
-  for (int32_t r = 0; r < lanes; r += Vec::width) {
-    for (int32_t k = 0; k < count; k += Vec::width) {
-      Vec x[Vec::width];
-      each<Vec::width>([&](auto i) { x[i] = Vec::load(s.key_scores + (k + i) * lanes + r); });
-      transpose(x);
-      each<Vec::width>([&](auto i) { x[i].store(s.scores + (r + i) * l.scores_ld + k); });
-    }
-  }
+  if (!transposed) transpose(s.key_scores, lanes, count, lanes, s.scores, l.scores_ld);
 }
 
 template <class Keys>
 inline void pair_scores(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const Keys &keys,
-                        int32_t count, const KeyRows &next) {
+                        int32_t count, LinesAhead *ahead) {
   // (Of records there are twice as many accumulators.)
   constexpr int R = Keys::Products::score_rows, K = Keys::Products::score_keys / (Keys::has_scales ? 2 : 1);
+  const int32_t blocks = rules::ceil_div(count, K) * rules::ceil_div(rows, R);
   for (int32_t k = 0; k < count; k += K) {
-    prefetch_keys(p, next, k, k + K);
     with_constant<K>(rules::min(K, count - k), [&](auto nk) {
       for (int32_t r = 0; r < rows; r += R) {
+        ahead->fetch_part(blocks);
         with_constant<R>(rules::min(R, rows - r), [&](auto nr) {
           score_pairs<nr(), nk()>(s.q + r * l.q_ld, l.q_ld, keys, k, p.qk_dim, s.scores + r * l.scores_ld + k, l.scores_ld);
         });
@@ -161,19 +163,19 @@ inline void pair_scores(const Problem &p, const Scratch &s, const rules::CpuThre
 // (V: not every Vec has the types behind its constants.)
 template <class V = Vec>
 inline void scores_of(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const KeyRows &keys,
-                      const KeyRows &next) {
+                      LinesAhead *ahead) {
   if constexpr (V::multiplies_bf16) {
     if (multiplies_bf16(p) && rules::is_record(p.kv_dtype))
-      return pair_scores(p, s, l, rows, RecordKeys<V>{{keys.row}, keys.scale}, keys.count, next);
-    if (multiplies_bf16(p)) return pair_scores(p, s, l, rows, Bf16Keys<V>{keys.row}, keys.count, next);
+      return pair_scores(p, s, l, rows, RecordKeys<V>{{keys.row}, keys.scale}, keys.count, ahead);
+    if (multiplies_bf16(p)) return pair_scores(p, s, l, rows, Bf16Keys<V>{keys.row}, keys.count, ahead);
   }
-  float_scores(p, s, l, rows, keys, next);
+  float_scores(p, s, l, rows, keys, ahead);
 }
 
 // Of columns [begin, end). visible[r]: keys of the tile that row r sees, the first ones.
 template <class Keys>
 inline void add_columns(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const Keys &keys,
-                        const int32_t *visible, int32_t begin, int32_t end, float *acc) {
+                        const int32_t *visible, int32_t begin, int32_t end, float *acc, LinesAhead *ahead) {
   using Products = typename Keys::Products;
   constexpr int R = Vec::value_rows, C = Vec::value_vectors;
   const int32_t ld = l.node.acc_ld;
@@ -188,10 +190,11 @@ inline void add_columns(const Scratch &s, const rules::CpuThreadLayout &l, int32
             most = rules::max(most, visible[r + i]);
           }
           if (common < most) common -= common % Products::keys;
-          value_block<nr(), nc()>(s.scores + r * l.scores_ld, l.scores_ld, keys, c, 0, common, acc + r * ld + c, ld);
+          value_block<nr(), nc()>(s.scores + r * l.scores_ld, l.scores_ld, keys, c, 0, common, acc + r * ld + c, ld, ahead);
           for (int32_t i = r; i < r + nr(); ++i) {  // boundary tiles: what some rows of the block see and others don't
             if (visible[i] > common) {
-              value_block<1, nc()>(s.scores + i * l.scores_ld, l.scores_ld, keys, c, common, visible[i], acc + i * ld + c, ld);
+              value_block<1, nc()>(s.scores + i * l.scores_ld, l.scores_ld, keys, c, common, visible[i], acc + i * ld + c, ld,
+                                   ahead);
             }
           }
         });
@@ -202,8 +205,8 @@ inline void add_columns(const Scratch &s, const rules::CpuThreadLayout &l, int32
 
 template <class V = Vec>
 inline void add_values(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const KeyRows &keys,
-                       const int32_t *visible, float *acc) {
-  const auto all_columns = [&](const auto &k) { add_columns(s, l, rows, k, visible, 0, p.v_dim, acc); };
+                       const int32_t *visible, float *acc, LinesAhead *ahead) {
+  const auto all_columns = [&](const auto &k) { add_columns(s, l, rows, k, visible, 0, p.v_dim, acc, ahead); };
   if constexpr (V::multiplies_bf16) {
     if (multiplies_bf16(p)) {
       for (int32_t r = 0; r < rows; ++r) Bf16Products<V>::round_weights(s.scores + r * l.scores_ld, visible[r]);
@@ -218,17 +221,15 @@ inline void add_values(const Problem &p, const Scratch &s, const rules::CpuThrea
       return all_columns(values);
     }
   }
-  if constexpr (V::converts_as_it_loads) {
-    if (loads_cached(p)) {
-      if (p.kv_dtype == DType::bf16) return all_columns(CachedKeys<uint16_t, Vec::load_bf16>{keys.row});
-      if (p.kv_dtype == DType::f16) return all_columns(CachedKeys<uint16_t, Vec::load_f16>{keys.row});
-      return all_columns(CachedKeys<float, Vec::load>{keys.row});
-    }
+  if (loads_cached(p, rows)) {
+    if (p.kv_dtype == DType::bf16) return all_columns(CachedKeys<uint16_t, Vec::load_bf16>{keys.row});
+    if (p.kv_dtype == DType::f16) return all_columns(CachedKeys<uint16_t, Vec::load_f16>{keys.row});
+    return all_columns(CachedKeys<float, Vec::load>{keys.row});
   }
   for (int32_t c = 0; c < p.v_dim; c += kValueColumns) {
     const int32_t n = rules::min(kValueColumns, p.v_dim - c);
     convert(p.kv_dtype, keys.row, keys.count, c, n, s.kv, kValueColumns, nullptr);
-    add_columns(s, l, rows, ConvertedKeys{s.kv, c}, visible, c, c + n, acc);
+    add_columns(s, l, rows, ConvertedKeys{s.kv, c}, visible, c, c + n, acc, ahead);
   }
 }
 
@@ -253,7 +254,7 @@ void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTi
     return;
   }
   const int32_t lanes = lanes_of(tile.rows), size = rules::dtype_bytes(p.q_dtype);
-  const bool f32 = p.q_dtype == DType::f32;
+  const bool f32 = p.q_dtype == DType::f32, transposed = keys_in_lanes(tile.rows);
   for (int32_t first = 0; first < lanes; first += Vec::width) {
     const int32_t count = rules::min(Vec::width, tile.rows - first);
     const char *rows[Vec::width];
@@ -263,13 +264,9 @@ void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTi
     std::memset(s.squares, 0, sizeof(float) * Vec::width * kTileKeys);
     for (int32_t d = 0; d < p.qk_dim; d += kColumns) {
       const int32_t n = rules::min(kColumns, p.qk_dim - d);
-      convert(p.q_dtype, rows, count, d, n, s.kv, kColumns, f32 ? s.squares : nullptr);
-      for (int32_t j = 0; j < n; j += Vec::width) {
-        Vec x[Vec::width];
-        each<Vec::width>([&](auto i) { x[i] = Vec::load(s.kv + i * kColumns + j); });
-        transpose(x);
-        each<Vec::width>([&](auto i) { x[i].store(s.q + (d + j + i) * lanes + first); });
-      }
+      float *const to = transposed ? s.q + d * tile.rows + first * kColumns : s.kv;
+      convert(p.q_dtype, rows, count, d, n, to, kColumns, f32 ? s.squares : nullptr);
+      if (!transposed) transpose(s.kv, kColumns, Vec::width, n, s.q + d * lanes + first, lanes);
     }
     for (int32_t i = 0; f32 && i < count; ++i) s.q_norms[first + i] = norm_bound(s.squares + i * Vec::width);
   }
@@ -296,7 +293,8 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
     const int32_t count = found.count;
     if (multiplies_bf16(p)) make_bf16_keys(p, s, l, &found);
     if (refined) std::memset(s.squares, 0, sizeof(float) * Vec::width * kTileKeys);
-    scores_of(p, s, l, tile.rows, found, next);
+    LinesAhead ahead(next, rules::row_bytes(p.kv_dtype, p.qk_dim));
+    scores_of(p, s, l, tile.rows, found, &ahead);
     float kv_norms[kTileKeys], kv_largest[kTileKeys], low[kTileKeys];
     for (int32_t k = 0; refined && k < count; ++k) {
       kv_norms[k] = norm_bound(s.squares + k * Vec::width);
@@ -320,7 +318,7 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
       softmax_row(scores, two_parts ? low : nullptr, visible[r], node.max + r, node.sum + r, node.acc + r * l.node.acc_ld,
                   p.v_dim);
     }
-    add_values(p, s, l, tile.rows, found, visible, node.acc);
+    add_values(p, s, l, tile.rows, found, visible, node.acc, &ahead);
   }
 }
 
