@@ -1,4 +1,5 @@
-// Skips all tests of a program whose environment asks for an instruction set on a machine that lacks it. Nothing else may keep the cpu backend from
+// Skips all tests of a program whose environment asks for an instruction set on a machine that lacks it; CTest takes that from what is
+// printed (mlaverify_isa_test()). Nothing else may keep the cpu backend from
 // running: the portable code runs everywhere, and a name that does not exist is a mistake.
 #include <gtest/gtest.h>
 
