@@ -21,14 +21,15 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(items):
     """Tests marked `torch` or `gpu` are skipped where there is none; the summary says so."""
+    missing = {}
     try:
         import torch
 
-        has_torch, has_gpu = True, torch.cuda.is_available()
-    except ImportError:
-        has_torch = has_gpu = False
+        if not torch.cuda.is_available():
+            missing["gpu"] = "needs a CUDA GPU that torch sees (torch.cuda.is_available())"
+    except ImportError as error:
+        missing["torch"] = missing["gpu"] = f"needs torch: {error}"
     for item in items:
-        if "torch" in item.keywords and not has_torch:
-            item.add_marker(pytest.mark.skip(reason="needs torch, which is not installed"))
-        if "gpu" in item.keywords and not has_gpu:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU that torch sees (torch.cuda.is_available())"))
+        for mark, reason in missing.items():
+            if mark in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -257,7 +257,6 @@ def test_nothing_leaks():
     assert after == references and blocks_after - blocks < 400
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which this system has not")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_after_a_fork():
     """OpenMP's threads are gone in the child, which must not wait for them."""
