@@ -52,6 +52,11 @@ struct Result {
   double attention_share() const { return stats.attention_seconds / stats.seconds; }
 };
 
+void write_out(const std::string &text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
 // Shows texts as they come: a single one byte by byte, of several each when it and those before it are complete. On a terminal drafted
 // bytes are green, and control characters do not reach it.
 class Screen {
@@ -72,18 +77,20 @@ class Screen {
     text.shown += plain(bytes.substr(drafted), text.last);
     text.size += bytes.size();
     if (prompts_.size() == 1) {
-      std::fwrite(text.shown.data(), 1, text.shown.size(), stdout);
-      std::fflush(stdout);
+      write_out(text.shown);
       text.shown.clear();
       return;
     }
     for (; next_ < texts_.size() && texts_[next_].size == max_tokens_; ++next_) {
       fmt::print("---- prompt {}\n", next_ + 1);
       write(prompts_[next_]);
-      std::fwrite(texts_[next_].shown.data(), 1, texts_[next_].shown.size(), stdout);
-      fmt::print("\n");
-      std::fflush(stdout);
+      write_out(texts_[next_].shown + "\n");
     }
+  }
+
+  // What is written next has a line of its own.
+  void break_off() const {
+    if (begun_) write_out("\n");
   }
 
  private:
@@ -109,18 +116,17 @@ class Screen {
     const std::string text = plain(bytes, last);
     return terminal_ && !text.empty() ? "\033[32m" + text + "\033[0m" : text;
   }
-  void write(const std::string &bytes) const {
+  void write(const std::string &bytes) {
+    begun_ = true;
     char last = 0;
-    const std::string text = plain(bytes, last);
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    write_out(plain(bytes, last));
   }
 
   const std::vector<std::string> &prompts_;
   std::size_t max_tokens_;
   std::vector<Text> texts_;
   std::size_t next_ = 0;
-  bool terminal_;
+  bool begun_ = false, terminal_;
 };
 
 // Writes the attention of chosen verify steps to step files.
@@ -308,8 +314,14 @@ int run_generate(GenerateOptions &options) {
   try {
     warm_up(options, weights, prompts);
     if (!options.json) screen.emplace(prompts, options.decoder.max_tokens);
-    const Result result =
-        generate_texts(options, weights, prompts, screen ? &*screen : nullptr, recorder ? &*recorder : nullptr);
+    const Result result = [&] {
+      try {
+        return generate_texts(options, weights, prompts, screen ? &*screen : nullptr, recorder ? &*recorder : nullptr);
+      } catch (...) {
+        if (screen) screen->break_off();
+        throw;
+      }
+    }();
     if (!options.no_compare && options.draft != "none") {
       GenerateOptions plain = options;
       plain.draft = "none";

@@ -147,6 +147,14 @@ class Generate(VerbTest):
         done = subprocess.run([PROGRAM, "check", *BACKEND, *map(str, files)], capture_output=True, text=True, timeout=300, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_an_error_behind_text_has_a_line_of_its_own(self):
+        (self.folder / "step-0002-layer-0.safetensors").mkdir()
+        done = subprocess.run([PROGRAM, "generate", *BACKEND, "--model", MODEL, "--prompt", PROMPT, "--record", str(self.folder),
+                               "--record-steps", "2"], capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("step-0002-layer-0.safetensors: ", done.stderr)
+        self.assertTrue(done.stdout.startswith(PROMPT) and done.stdout.endswith("\n"), done.stdout)
+
     def test_record_of_steps_that_do_not_come(self):
         arguments = ["--prompt", PROMPT, "--max-tokens", "3", "--record", str(self.folder), "--record-steps", "1,1000", "--draft", "none"]
         out = self.good(*arguments)
