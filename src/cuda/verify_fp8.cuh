@@ -7,8 +7,8 @@
 // less, and K and V are the operand that may come from registers. There they are f16, exactly, whatever the type of the queries.
 // Queries are f16 too, scaled by a power of two for each row, and so are weights, at most 2^15: nothing that matters is lost.
 //
-//   tile t, both groups               [1] S = Q K^T of the group's 64 keys: 64 columns at a time are loaded (ldmatrix) and widened while
-//                                         the products of the 64 before run
+//   tile t, both groups               [1] S = Q K^T of the group's 64 keys: some columns at a time (kScoreLoads) are loaded (ldmatrix) and
+//                                         widened while the products of those before run
 //                                     [2] mask in boundary tiles; whether some score is beyond where its row's reference moves ("both",
 //                                         a vote)
 //                                     [3] if so, references move there, and O is rescaled. P = exp2(scale * S - reference), row sums; P to
@@ -28,9 +28,10 @@
 //   empty[stages]    mbarrier     8 warps              keys in registers before they are overwritten
 //   item full[2]     mbarrier     1 copying            the item's place and keys written before read, in slot i % 2 for item i
 //   item empty[2]    mbarrier     8 warps              all warps done with an item before its slot is written again
-//   both             named, 256   groups 0, 1          per tile: largest scores written before read; P and references written before read
-//                                                      (and what [3] read, before the next tile's [2] writes). Per item: what is per
-//                                                      row, and queries, written before read, and read before written again
+//   both             named, 256   groups 0, 1          per tile: the vote, behind the products with the P before; P written before read;
+//                                                      where references move, largest scores written before read, then references. Per
+//                                                      item: what is per row, and queries, written before read, and read before written
+//                                                      again
 //   group 0, 1       named, 128   a group              largest numbers of partial results written before read
 //
 // Shared memory: Q (64-column blocks, swizzled), P (two blocks of 64 keys), stages of 32 keys (rows of Lk + 16 bytes), what is per row,
