@@ -1,6 +1,6 @@
 // Skips all tests of a program whose environment asks for an instruction set on a machine that lacks it; CTest takes that from what is
-// printed (mlaverify_isa_test()). Nothing else may keep the cpu backend from
-// running: the portable code runs everywhere, and a name that does not exist is a mistake.
+// printed (mlaverify_isa_test()). Nothing else may keep the cpu backend from running: the portable code runs everywhere, and a name that
+// does not exist is a mistake.
 #include <gtest/gtest.h>
 
 #include "api/env.h"
