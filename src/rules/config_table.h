@@ -202,8 +202,8 @@ struct GpuRows {
 };
 
 // The rows of the library. Up to 16 rows of a request take 16-row tiles; more take 64 rows, so that a key tile is read once for all of
-// them. On Hopper up to 16 rows are faster with the portable kernel (docs/notes/2026-11-30-hopper-kernel.md), but over FP8 caches, whose
-// kernels have tiles of 16 rows too. Every call has a row.
+// them. On Hopper up to 16 rows are faster with the portable kernel (docs/notes/2026-11-30-hopper-kernel.md), but over FP8 caches and
+// records, whose kernels have tiles of 16 rows too. Every call has a row.
 constexpr int64_t kFewRows = 16;
 constexpr TypeClass kAnyTypes = TypeClass::any;
 constexpr PageClass kAnyPages = PageClass::any;
