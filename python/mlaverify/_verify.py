@@ -147,8 +147,7 @@ def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
     if len(shape) != 3:
         raise ValueError(f"q: got {type(q).__name__} of shape {list(shape)}, must be an array [B*qlen, H, Lk]")
     rows, heads, key_width = shape
-    # Of a number that varies torch.compile knows the type, but no attributes.
-    if not isinstance(v_head_dim, int) and (not hasattr(v_head_dim, "__index__") or getattr(v_head_dim, "ndim", 0) != 0):
+    if not is_int(v_head_dim):
         raise TypeError(f"v_head_dim: got {v_head_dim!r}, must be an int")
     if not 8 <= v_head_dim <= key_width:  # before memory of that size is asked for
         # (int(): torch.compile has names for numbers that vary.)
@@ -171,6 +170,12 @@ def outputs(q: Any, v_head_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
 def is_torch(array: Any) -> bool:
     """Whether `array` is a torch tensor: if so, importing torch costs nothing. (torch.compile traces this, and trips over sys.modules.)"""
     return hasattr(array, "is_cuda")
+
+
+def is_int(value: Any) -> bool:
+    """Whether it is an int, or stands for one, as NumPy's do; arrays with dimensions don't."""
+    # Of a number that varies torch.compile knows the type, but no attributes.
+    return isinstance(value, int) or (hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0)
 
 
 def refuse_gradients(**tensors: Any) -> None:

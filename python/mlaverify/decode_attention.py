@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mlaverify import _core
-from mlaverify._verify import is_torch, refuse_gradients
+from mlaverify._verify import is_int, is_torch, refuse_gradients
 
 _NAMES = {"kv_cache": "k_buffer", "out": "o", "block_table": "req_to_token"}  # the library's: those used here
 
@@ -128,7 +128,7 @@ def verify_row_blocks(qlen: int, num_heads: int, block_h: int) -> int:
         ValueError: block_h below 1, qlen or num_heads below 0.
     """
     for name, value, least in (("qlen", qlen, 0), ("num_heads", num_heads, 0), ("block_h", block_h, 1)):
-        if not hasattr(value, "__index__") or getattr(value, "ndim", 0) != 0:
+        if not is_int(value):
             raise TypeError(f"{name}: got {value!r}, must be an int")
         if value < least:
             raise ValueError(f"{name}: got {value}, must be >= {least}")
