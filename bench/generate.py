@@ -4,7 +4,7 @@ against the same without drafts, over the openings of chapters that the model wa
 
     python3 bench/generate.py build/bin/mlaverify models/tiny-mla [options of generate: --backend cuda --threads 1 --batch 8 ...]
 
-Each figure is the median of five runs, drafted and undrafted alternating; every text is compared with the undrafted one.
+Each figure is the median of three runs, drafted and undrafted alternating; every text is compared with the undrafted one.
 """
 import json
 import statistics

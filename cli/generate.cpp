@@ -11,12 +11,14 @@
 #include <optional>
 #include <thread>
 
+#include "api/env.h"
 #include "backend_option.h"
 #include "error.h"
 #include "generate/decoder.h"
 #include "generate/mtp_drafter.h"
 #include "generate/ngram_drafter.h"
 #include "generate/small_file.h"
+#include "io/cublas.h"
 #include "machine.h"
 #include "mlaverify/mlaverify.hpp"
 #include "verb.h"
@@ -171,14 +173,14 @@ std::unique_ptr<generate::Drafter> make_drafter(const GenerateOptions &options, 
   return nullptr;
 }
 
-generate::AttentionOptions attention_options(const GenerateOptions &options) {
+generate::ModelOptions model_options(const GenerateOptions &options) {
   return {options.backend, options.threads, options.decoder.num_pages, options.decoder.page_size};
 }
 
 // Generates, on caches of its own. `screen` and `recorder` may be nullptr.
 Result generate_texts(const GenerateOptions &options, const generate::Weights &weights, const std::vector<std::string> &prompts,
                       Screen *screen, Recorder *recorder) {
-  generate::Model model(weights, attention_options(options));
+  generate::Model model(weights, model_options(options));
   const std::unique_ptr<generate::Drafter> drafter = make_drafter(options, model);
   Decoder::Listener listener;
   if (screen != nullptr) {
@@ -223,8 +225,9 @@ std::string to_text(const GenerateOptions &options, const std::string &backend, 
                      ? "none"
                      : fmt::format("{}, up to {} tokens verified a step: {} of {} drafted bytes accepted ({:.0f} %)",
                                    options.draft, options.decoder.qlen, s.accepted, s.drafted, percent(s.accepted, s.drafted)));
-  line("attention",
-       fmt::format("{}; all else on the CPU, {} thread{}", backend, options.threads, options.threads == 1 ? "" : "s"));
+  line("attention", options.backend == MLAVERIFY_BACKEND_CUDA ? backend + "; all else on the GPU too, matrix products by cuBLAS"
+                                                              : fmt::format("{}; all else on the CPU, {} thread{}", backend,
+                                                                            options.threads, options.threads == 1 ? "" : "s"));
   line("text", fmt::format("{} bytes in {} steps: {:.2f} a step and text (mean accepted length)", s.tokens, s.steps,
                            result.mean_accepted()));
   line("speed",
@@ -276,8 +279,19 @@ nlohmann::json to_json(const GenerateOptions &options, const std::string &backen
   return out;
 }
 
-// Refused before it is asked for: an allocation that the machine cannot back may end the process only once it is written to.
-void demand_memory(const DecoderOptions &options, const generate::Weights &weights) {
+// Where nobody asks for a backend, the GPU's needs cuBLAS too.
+mlaverify_backend_info backend_for_model(mlaverify_backend asked) {
+  const mlaverify_backend_info backend = chosen_backend(asked);
+  const bool free_choice = asked == MLAVERIFY_BACKEND_AUTO && env_backend().empty();
+  if (!free_choice || backend.backend != MLAVERIFY_BACKEND_CUDA || io::Cublas().usable()) return backend;
+  return chosen_backend(MLAVERIFY_BACKEND_CPU);
+}
+
+// Refused before it is asked for: an allocation that the machine cannot back may end the process only once it is written to. (A GPU says
+// so itself.)
+void demand_memory(const GenerateOptions &generate_options, const generate::Weights &weights) {
+  if (generate_options.backend == MLAVERIFY_BACKEND_CUDA) return;
+  const DecoderOptions &options = generate_options.decoder;
   const double bytes = static_cast<double>(options.num_pages) * options.page_size * weights.config.key_width() * 2.0 *
                        static_cast<double>(weights.layers.size());
   const auto available = static_cast<double>(available_memory_bytes());
@@ -289,7 +303,7 @@ void demand_memory(const DecoderOptions &options, const generate::Weights &weigh
 }
 
 int run_generate(GenerateOptions &options) {
-  const mlaverify_backend_info backend = chosen_backend(options.backend);
+  const mlaverify_backend_info backend = backend_for_model(options.backend);
   options.backend = backend.backend;
   if (!(options.decoder.temperature >= 0 && options.decoder.temperature <= 100)) {
     throw Failure(kBadInput, fmt::format("--temperature: {} should be from 0 to 100", options.decoder.temperature));
@@ -305,7 +319,7 @@ int run_generate(GenerateOptions &options) {
   }
   generate::demand_prompts_fit(prompts, options.decoder, weights.config.max_positions);
   options.decoder.num_pages = options.pool_pages ? *options.pool_pages : generate::pages_for_all(options.decoder, prompts);
-  demand_memory(options.decoder, weights);
+  demand_memory(options, weights);
 
   std::optional<Recorder> recorder;
   if (options.record) recorder.emplace(*options.record, options.record_steps, options.model);

@@ -1,7 +1,6 @@
 #include "gpu.h"
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "backend_option.h"
 #include "backends/launch_facts.h"
 #include "gpu_kernels.h"
+#include "io/cublas.h"
 #include "io/device_memory.h"
 
 namespace mlaverify::cli {
@@ -60,74 +60,16 @@ double measure_bytes_per_second(int device, const io::DeviceStream &stream) {
   return static_cast<double>(bytes) / best_of(30, stream, read);
 }
 
-// cuBLAS, loaded where it is installed: the program does not depend on it. Numbers are those of its headers.
-class Cublas {
- public:
-  Cublas() {
-    for (const char *name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so", "/usr/local/cuda/lib64/libcublas.so"}) {
-      library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-      if (library_ != nullptr) break;
-    }
-    if (library_ == nullptr) return;
-    load("cublasCreate_v2", &create_);
-    load("cublasDestroy_v2", &destroy_);
-    load("cublasSetStream_v2", &set_stream_);
-    load("cublasGetVersion_v2", &get_version_);
-    load("cublasGemmEx", &gemm_);
-    if (complete_ && create_(&handle_) != 0) handle_ = nullptr;
-  }
-  ~Cublas() {
-    if (handle_ != nullptr) destroy_(handle_);
-  }
-  Cublas(const Cublas &) = delete;
-  Cublas &operator=(const Cublas &) = delete;
-
-  bool usable() const { return handle_ != nullptr; }
-  int version() const {
-    int v = 0;
-    get_version_(handle_, &v);
-    return v;
-  }
-
-  // c = a^T b, all n x n bf16, sums in f32.
-  void multiply(int n, const void *a, const void *b, void *c, void *stream) const {
-    constexpr int transposed = 1, plain = 0, bf16 = 14, compute_f32 = 68, default_algorithm = -1;
-    const float one = 1, zero = 0;
-    int status = set_stream_(handle_, stream);
-    if (status == 0) {
-      status = gemm_(handle_, transposed, plain, n, n, n, &one, a, bf16, n, b, bf16, n, &zero, c, bf16, n, compute_f32,
-                     default_algorithm);
-    }
-    if (status != 0) throw io::DeviceError("cublasGemmEx: status " + std::to_string(status));
-  }
-
- private:
-  template <class F>
-  void load(const char *name, F **function) {
-    *function = reinterpret_cast<F *>(dlsym(library_, name));
-    complete_ = complete_ && *function != nullptr;
-  }
-
-  void *library_ = nullptr;  // stays loaded: it may have started threads
-  bool complete_ = true;
-  void *handle_ = nullptr;
-  int (*create_)(void **) = nullptr;
-  int (*destroy_)(void *) = nullptr;
-  int (*set_stream_)(void *, void *) = nullptr;
-  int (*get_version_)(void *, int *) = nullptr;
-  int (*gemm_)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int, int, const void *,
-               void *, int, int, int, int) = nullptr;
-};
-
 // A burst: the best single product, before power limits set in.
-double measure_flops_per_second(int device, const io::DeviceStream &stream, const Cublas &cublas) {
-  constexpr int n = 8192;
-  const std::size_t bytes = std::size_t{2} * n * n;
+double measure_flops_per_second(int device, const io::DeviceStream &stream, const io::Cublas &cublas) {
+  constexpr int64_t n = 8192;
+  constexpr std::size_t bytes = std::size_t{2} * n * n;
   const io::DeviceMemory a(bytes, device), b(bytes, device), c(bytes, device);
   const auto s = static_cast<cudaStream_t>(stream.handle());
-  demand(fill_random_bf16(a.data(), int64_t{n} * n, 1, s), "fill kernel");
-  demand(fill_random_bf16(b.data(), int64_t{n} * n, 2, s), "fill kernel");
-  const double seconds = best_of(12, stream, [&] { cublas.multiply(n, a.data(), b.data(), c.data(), stream.handle()); });
+  demand(fill_random_bf16(a.data(), n * n, 1, s), "fill kernel");
+  demand(fill_random_bf16(b.data(), n * n, 2, s), "fill kernel");
+  const io::Cublas::Product product = {1, n, n, n, a.data(), b.data(), n, 0, c.data(), n, 0};
+  const double seconds = best_of(12, stream, [&] { cublas.multiply(product, io::Cublas::Numbers::bf16); });
   return 2.0 * n * n * n / seconds;
 }
 
@@ -163,10 +105,11 @@ GpuCeilings measure_gpu_ceilings(int device) {
   const io::DeviceStream stream(device);
   GpuCeilings c;
   c.ceilings.bytes_per_second = measure_bytes_per_second(device, stream);
-  const Cublas cublas;
+  io::Cublas cublas;
   if (cublas.usable()) {
+    cublas.set_stream(stream);
     c.ceilings.flops_per_second = measure_flops_per_second(device, stream, cublas);
-    c.product = fmt::format("cuBLAS {}.{}", cublas.version() / 10000, cublas.version() % 10000 / 100);
+    c.product = cublas.version();
     return c;
   }
   GpuKind kind;

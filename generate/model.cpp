@@ -1,63 +1,80 @@
 #include "generate/model.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
-
-#include "rules/number.h"
 
 namespace mlaverify::generate {
 namespace {
 
-template <class T>
-T *sized(std::vector<T> &buffer, int64_t size) {
-  buffer.resize(static_cast<std::size_t>(size));
-  return buffer.data();
+std::unique_ptr<Compute> compute_for(const Weights &weights, const ModelOptions &options) {
+  return options.backend == MLAVERIFY_BACKEND_CUDA ? compute_on_gpu(weights) : compute_on_host(options.num_threads);
 }
 
-void to_bf16(const float *x, int64_t count, uint16_t *out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = rules::float_to_bf16(x[i]);
-}
-
-}  // namespace
-
-Model::Model(const Weights &weights, const AttentionOptions &options)
-    : weights_(weights),
-      threads_(options.num_threads),
-      rotation_(weights.config.qk_rope_head_dim, weights.config.max_positions, weights.config.rope_theta),
-      attention_(weights.config, static_cast<int32_t>(weights.layers.size()), options) {}
-
-void Model::multiply_rows(const std::vector<Product> &products, int64_t rows) const { multiply(products, rows, threads_); }
-
-void Model::demand_positions(const Sequences &s) const {
+void demand_positions(const Sequences &s, int32_t max_positions) {
   for (int32_t b = 0; b < s.batch; ++b) {
-    if (s.seq_lens[b] < s.qlen || s.seq_lens[b] > config().max_positions) {
+    if (s.seq_lens[b] < s.qlen || s.seq_lens[b] > max_positions) {
       throw std::logic_error("a sequence of " + std::to_string(s.seq_lens[b]) + " tokens, must be from " +
-                             std::to_string(s.qlen) + " to " + std::to_string(config().max_positions));
+                             std::to_string(s.qlen) + " to " + std::to_string(max_positions));
     }
   }
 }
 
+}  // namespace
+
+Model::Model(const Weights &weights, const ModelOptions &options)
+    : weights_(weights),
+      compute_(compute_for(weights, options)),
+      attention_(weights.config, static_cast<int32_t>(weights.layers.size()), options, *compute_) {
+  const std::vector<Turn> turns = turns_of(config().qk_rope_head_dim, config().max_positions, config().rope_theta);
+  turns_ = turns_buffer_.reserve<Turn>(static_cast<int64_t>(turns.size()));
+  turns_buffer_.upload(turns.data(), turns.size() * sizeof(Turn));
+}
+
+// In one copy, since each has to be waited for.
+Model::Inputs Model::place(const Sequences &s, const uint8_t *tokens, const float *states) {
+  demand_positions(s, config().max_positions);
+  const auto hidden = static_cast<std::size_t>(config().hidden_size), numbers = static_cast<std::size_t>(s.rows()) * hidden;
+  const auto batch = static_cast<std::size_t>(s.batch), entries = batch * static_cast<std::size_t>(s.table_width);
+  static_assert(sizeof(float) == sizeof(int32_t));
+  staged_.resize((2 * numbers + entries + batch) * sizeof(float));
+  auto *embeddings = reinterpret_cast<float *>(staged_.data()), *states_in = embeddings + numbers;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(s.rows()); ++r) {
+    std::copy_n(weights_.embedding.data() + tokens[r] * hidden, hidden, embeddings + r * hidden);
+  }
+  if (states != nullptr) std::copy_n(states, numbers, states_in);
+  auto *table = reinterpret_cast<int32_t *>(states_in + numbers);
+  std::copy_n(s.seq_lens, batch, std::copy_n(s.block_table, entries, table));
+
+  auto *placed = inputs_.reserve<float>(static_cast<int64_t>(staged_.size() / sizeof(float)));
+  inputs_.upload(staged_.data(), staged_.size());
+  const auto *placed_table = reinterpret_cast<const int32_t *>(placed + 2 * numbers);
+  return {{s.batch, s.qlen, placed_table, s.table_width, placed_table + entries}, placed, placed + numbers};
+}
+
+void Model::download(const float *from, float *to, int64_t count) const {
+  compute_->synchronize();
+  copy_to_host(compute_->device(), from, to, static_cast<std::size_t>(count) * sizeof(float));
+}
+
 void Model::forward(const Sequences &s, const uint8_t *tokens, float *states) {
-  demand_positions(s);
-  const int64_t hidden = config().hidden_size;
-  for (int64_t r = 0; r < s.rows(); ++r)
-    std::copy_n(weights_.embedding.data() + tokens[r] * hidden, hidden, states + r * hidden);
-  for (int32_t i = 0; i < config().num_layers; ++i) layer(i, s, states);
+  const Inputs in = place(s, tokens, nullptr);
+  for (int32_t i = 0; i < config().num_layers; ++i) layer(i, s, in.sequences, in.embeddings);
+  download(in.embeddings, states, s.rows() * config().hidden_size);
 }
 
 void Model::logits(int64_t rows, const float *states, float *logits) { head(weights_.norm, rows, states, logits); }
 
 void Model::draft_forward(const Sequences &s, const uint8_t *tokens, const float *states_in, float *states) {
-  demand_positions(s);
-  const int64_t hidden = config().hidden_size;
+  const int64_t hidden = config().hidden_size, rows = s.rows();
   const double eps = config().rms_norm_eps;
-  float *both = sized(normed_, s.rows() * 2 * hidden);
-  for (int64_t r = 0; r < s.rows(); ++r) {
-    rms_norm(weights_.mtp.embedding_norm, eps, weights_.embedding.data() + tokens[r] * hidden, both + r * 2 * hidden);
-    rms_norm(weights_.mtp.state_norm, eps, states_in + r * hidden, both + r * 2 * hidden + hidden);
-  }
-  multiply_rows({{&weights_.mtp.projection, both, 2 * hidden, states, hidden}}, s.rows());
-  layer(config().num_layers, s, states);
+  const Inputs in = place(s, tokens, states_in);
+  float *both = rows_of(normed_, rows, 2 * hidden), *x = rows_of(state_, rows, hidden);
+  compute_->run(Norm{&weights_.mtp.embedding_norm, eps, in.embeddings, hidden, both, 2 * hidden}, rows);
+  compute_->run(Norm{&weights_.mtp.state_norm, eps, in.states, hidden, both + hidden, 2 * hidden}, rows);
+  compute_->multiply({{&weights_.mtp.projection, both, 2 * hidden, x, hidden}}, rows);
+  layer(config().num_layers, s, in.sequences, x);
+  download(x, states, rows * hidden);
 }
 
 void Model::draft_logits(int64_t rows, const float *states, float *logits) {
@@ -66,75 +83,52 @@ void Model::draft_logits(int64_t rows, const float *states, float *logits) {
 
 void Model::head(const std::vector<float> &norm, int64_t rows, const float *states, float *logits) {
   const int64_t hidden = config().hidden_size;
-  float *normed = sized(normed_, rows * hidden);
-  for (int64_t r = 0; r < rows; ++r) rms_norm(norm, config().rms_norm_eps, states + r * hidden, normed + r * hidden);
-  multiply_rows({{&weights_.head, normed, hidden, logits, kVocabulary}}, rows);
+  auto *x = inputs_.reserve<float>(rows * hidden);
+  inputs_.upload(states, static_cast<std::size_t>(rows * hidden) * sizeof(float));
+  float *normed = rows_of(normed_, rows, hidden), *scores = rows_of(sum_, rows, kVocabulary);
+  compute_->run(Norm{&norm, config().rms_norm_eps, x, hidden, normed, hidden}, rows);
+  compute_->multiply({{&weights_.head, normed, hidden, scores, kVocabulary}}, rows);
+  download(scores, logits, rows * kVocabulary);
 }
 
 // x += attention(norm(x)); x += mlp(norm(x))
-void Model::layer(int32_t index, const Sequences &s, float *x) {
+void Model::layer(int32_t index, const Sequences &on_host, const Sequences &s, float *x) {
   const ModelConfig &c = config();
   const Weights::Layer &w = weights_.layers[static_cast<std::size_t>(index)];
   const int64_t rows = s.rows(), hidden = c.hidden_size, heads = c.num_heads, rank = c.kv_lora_rank, key = c.key_width();
-  const int64_t nope = c.qk_nope_head_dim, rope = c.qk_rope_head_dim, value = c.v_head_dim, inner = c.intermediate_size;
-
-  float *normed = sized(normed_, rows * hidden);
-  for (int64_t r = 0; r < rows; ++r) rms_norm(w.input_norm, c.rms_norm_eps, x + r * hidden, normed + r * hidden);
+  const int64_t head_width = c.qk_nope_head_dim + c.qk_rope_head_dim, value = c.v_head_dim, inner = c.intermediate_size;
   const int64_t query_width = c.query_width();
-  float *query = sized(query_, rows * query_width);
-  float *latent = sized(latent_, rows * key);
-  multiply_rows({{&w.query, normed, hidden, query, query_width}, {&w.latent, normed, hidden, latent, key}}, rows);
+  Compute &compute = *compute_;
 
-  // What is cached of a token: its normed latent, and the key that all heads share, rotated.
-  for (int64_t r = 0; r < rows; ++r) {
-    rms_norm(w.latent_norm, c.rms_norm_eps, latent + r * key, latent + r * key);
-    rotation_.apply(s.position(r), latent + r * key + rank);
-  }
-  uint16_t *cached = sized(cached_, rows * key);
-  to_bf16(latent, rows * key, cached);
+  float *normed = rows_of(normed_, rows, hidden);
+  compute.run(Norm{&w.input_norm, c.rms_norm_eps, x, hidden, normed, hidden}, rows);
+  float *query = rows_of(query_, rows, query_width), *latent = rows_of(latent_, rows, key);
+  compute.multiply({{&w.query, normed, hidden, query, query_width}, {&w.latent, normed, hidden, latent, key}}, rows);
+  compute.run(Norm{&w.latent_norm, c.rms_norm_eps, latent, key, latent, key}, rows);
+  compute.run(
+      StoreLatents{s, attention_.page_size(), c.kv_lora_rank, c.qk_rope_head_dim, turns_, latent, attention_.cache(index)});
 
-  // A head's query in the same space: W_UK^T q, and the rotated part.
-  float *latent_query = sized(latent_query_, rows * heads * rank);
-  std::vector<Product> products;
-  for (int64_t h = 0; h < heads; ++h) {
-    products.push_back({&w.to_latent[static_cast<std::size_t>(h)], query + h * (nope + rope), query_width,
-                        latent_query + h * rank, heads * rank});
-  }
-  multiply_rows(products, rows);
-  uint16_t *q = sized(q_, rows * heads * key);
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t h = 0; h < heads; ++h) {
-      float *rotated = query + r * query_width + h * (nope + rope) + nope;
-      rotation_.apply(s.position(r), rotated);
-      uint16_t *row = q + (r * heads + h) * key;
-      to_bf16(latent_query + (r * heads + h) * rank, rank, row);
-      to_bf16(rotated, rope, row + rank);
-    }
-  }
+  // A head's query in the space of the latents: W_UK^T q. Its result is brought back by W_UV.
+  float *latent_query = rows_of(latent_query_, rows, heads * rank);
+  compute.multiply({{&w.to_latent, query, query_width, latent_query, heads * rank, head_width, rank}}, rows);
+  auto *q = q_.reserve<uint16_t>(rows * heads * key), *out = out_.reserve<uint16_t>(rows * heads * rank);
+  compute.run(
+      MakeQueries{s, c.num_heads, c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, turns_, latent_query, query, q});
+  attention_.run(index, on_host, s, q, out);
+  float *latent_out = rows_of(latent_out_, rows, heads * rank), *values = rows_of(value_, rows, heads * value);
+  compute.run(Widen{rows * heads, c.kv_lora_rank, out, latent_out});
+  compute.multiply({{&w.from_latent, latent_out, heads * rank, values, heads * value, rank, value}}, rows);
 
-  uint16_t *out = sized(out_, rows * heads * rank);
-  attention_.run(index, s, cached, q, out);
+  float *sum = rows_of(sum_, rows, hidden);
+  compute.multiply({{&w.output, values, heads * value, sum, hidden}}, rows);
+  compute.run(Add{rows, c.hidden_size, sum, x});
 
-  float *latent_out = sized(latent_out_, rows * heads * rank);
-  for (int64_t i = 0; i < rows * heads * rank; ++i) latent_out[i] = rules::bf16_to_float(out[i]);
-  float *values = sized(value_, rows * heads * value);
-  products.clear();
-  for (int64_t h = 0; h < heads; ++h) {
-    products.push_back(
-        {&w.from_latent[static_cast<std::size_t>(h)], latent_out + h * rank, heads * rank, values + h * value, heads * value});
-  }
-  multiply_rows(products, rows);
-  float *sum = sized(sum_, rows * hidden);
-  multiply_rows({{&w.output, values, heads * value, sum, hidden}}, rows);
-  for (int64_t i = 0; i < rows * hidden; ++i) x[i] += sum[i];
-
-  normed = sized(normed_, rows * hidden);
-  for (int64_t r = 0; r < rows; ++r) rms_norm(w.post_attention_norm, c.rms_norm_eps, x + r * hidden, normed + r * hidden);
-  float *gate = sized(gate_, rows * inner), *up = sized(up_, rows * inner);
-  multiply_rows({{&w.gate, normed, hidden, gate, inner}, {&w.up, normed, hidden, up, inner}}, rows);
-  for (int64_t r = 0; r < rows; ++r) swiglu(c.intermediate_size, up + r * inner, gate + r * inner);
-  multiply_rows({{&w.down, gate, inner, sum, hidden}}, rows);
-  for (int64_t i = 0; i < rows * hidden; ++i) x[i] += sum[i];
+  compute.run(Norm{&w.post_attention_norm, c.rms_norm_eps, x, hidden, normed, hidden}, rows);
+  float *gate = rows_of(gate_, rows, inner), *up = rows_of(up_, rows, inner);
+  compute.multiply({{&w.gate, normed, hidden, gate, inner}, {&w.up, normed, hidden, up, inner}}, rows);
+  compute.run(SwiGlu{rows, c.intermediate_size, up, gate});
+  compute.multiply({{&w.down, gate, inner, sum, hidden}}, rows);
+  compute.run(Add{rows, c.hidden_size, sum, x});
 }
 
 }  // namespace mlaverify::generate

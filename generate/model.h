@@ -4,11 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "generate/attention.h"
+#include "generate/buffer.h"
 #include "generate/checkpoint.h"
+#include "generate/compute.h"
 #include "generate/config.h"
 #include "generate/layers.h"
 #include "generate/matrix.h"
@@ -24,9 +27,9 @@ struct Weights {
     Layer(Checkpoint &in, const ModelConfig &config, const std::string &prefix);
 
     std::vector<float> input_norm, latent_norm, post_attention_norm;
-    Matrix query, latent;             // q_proj, kv_a_proj_with_mqa
-    std::vector<Matrix> to_latent;    // W_UK of each head: qk_nope_head_dim -> kv_lora_rank
-    std::vector<Matrix> from_latent;  // W_UV of each head: kv_lora_rank -> v_head_dim
+    Matrix query, latent;  // q_proj, kv_a_proj_with_mqa
+    Matrix to_latent;      // W_UK of each head: qk_nope_head_dim -> kv_lora_rank
+    Matrix from_latent;    // W_UV of each head: kv_lora_rank -> v_head_dim
     Matrix output, gate, up, down;
   };
   struct Mtp {
@@ -41,17 +44,37 @@ struct Weights {
   std::vector<Layer> layers;  // that of the MTP module last
   Mtp mtp;                    // where there is one
 
+  // All that is computed with, by either function; the embedding is looked up.
+  template <class OfVector, class OfMatrix>
+  void for_each(const OfVector &of_vector, const OfMatrix &of_matrix) const {
+    of_matrix(head);
+    of_vector(norm);
+    for (const Layer &layer : layers) {
+      for (const auto *v : {&layer.input_norm, &layer.latent_norm, &layer.post_attention_norm}) of_vector(*v);
+      for (const Matrix *m : {&layer.query, &layer.latent, &layer.to_latent, &layer.from_latent, &layer.output, &layer.gate,
+                              &layer.up, &layer.down}) {
+        of_matrix(*m);
+      }
+    }
+    if (config.has_mtp) {
+      for (const auto *v : {&mtp.embedding_norm, &mtp.state_norm, &mtp.head_norm}) of_vector(*v);
+      of_matrix(mtp.projection);
+    }
+  }
+
  private:
   Weights(ModelConfig c, Checkpoint in);
 };
 
 class Model {
  public:
-  // `weights` must outlive it. Throws as Attention's constructor does.
-  Model(const Weights &weights, const AttentionOptions &options);
+  // `weights` must outlive it. Throws as Attention's constructor and compute_on_gpu() do.
+  Model(const Weights &weights, const ModelOptions &options);
 
   const ModelConfig &config() const { return weights_.config; }
   Attention &attention() { return attention_; }
+
+  // Tokens, states and logits are arrays of the host.
 
   // States of the new tokens, tokens[rows], which go to states[rows][hidden_size]; their latents go to the caches.
   void forward(const Sequences &s, const uint8_t *tokens, float *states);
@@ -59,22 +82,36 @@ class Model {
   void logits(int64_t rows, const float *states, float *logits);
 
   // The same of the MTP module. Row r takes the state that led to a token (of the model, or of this module), and that token; its slot in
-  // the module's cache is that of the state. The result leads to the token after that. Only where config().has_mtp.
+  // the module's cache is that of the state. The result leads to the token after that; `states` may be `states_in`. Only where
+  // config().has_mtp.
   void draft_forward(const Sequences &s, const uint8_t *tokens, const float *states_in, float *states);
   void draft_logits(int64_t rows, const float *states, float *logits);
 
  private:
-  void layer(int32_t index, const Sequences &s, float *x);
+  // What a call starts from, where the model computes.
+  struct Inputs {
+    Sequences sequences;  // with tables there
+    float *embeddings;    // of the tokens: [rows, hidden_size]
+    const float *states;  // the same of `states`, where there are any
+  };
+  Inputs place(const Sequences &s, const uint8_t *tokens, const float *states);  // states: nullptr where there are none
+  void layer(int32_t index, const Sequences &on_host, const Sequences &s, float *x);
   void head(const std::vector<float> &norm, int64_t rows, const float *states, float *logits);
-  void multiply_rows(const std::vector<Product> &products, int64_t rows) const;
-  void demand_positions(const Sequences &s) const;
+  // Room for `rows` rows of `width` numbers, and for what multiply() may touch behind them.
+  float *rows_of(Buffer &buffer, int64_t rows, int64_t width) {
+    return buffer.reserve<float>(compute_->padded_rows(rows) * width);
+  }
+  void download(const float *from, float *to, int64_t count) const;
 
   const Weights &weights_;
-  int32_t threads_;
-  Rotation rotation_;
+  std::unique_ptr<Compute> compute_;
   Attention attention_;
-  std::vector<float> normed_, query_, latent_, latent_query_, latent_out_, value_, gate_, up_, sum_;
-  std::vector<uint16_t> q_, cached_, out_;
+  const mlaverify_device device_ = compute_->device();
+  Buffer turns_buffer_{device_};
+  const Turn *turns_ = nullptr;
+  std::vector<char> staged_;  // inputs, before they are copied
+  Buffer inputs_{device_}, state_{device_}, normed_{device_}, query_{device_}, latent_{device_}, latent_query_{device_};
+  Buffer q_{device_}, out_{device_}, latent_out_{device_}, value_{device_}, sum_{device_}, gate_{device_}, up_{device_};
 };
 
 }  // namespace mlaverify::generate

@@ -36,11 +36,8 @@ Weights::Layer::Layer(Checkpoint &in, const ModelConfig &c, const std::string &p
   // Rows of kv_b_proj: for each head W_UK, then W_UV. The one is used transposed: from a query to the space of the latents.
   const int64_t rank = c.kv_lora_rank, nope = c.qk_nope_head_dim, value = c.v_head_dim;
   const uint16_t *kv_b = in.tensor(prefix + "self_attn.kv_b_proj.weight", {c.num_heads * (nope + value), rank});
-  for (int64_t h = 0; h < c.num_heads; ++h) {
-    const uint16_t *of_head = kv_b + h * (nope + value) * rank;
-    to_latent.emplace_back(rank, nope, of_head, 1, rank);
-    from_latent.emplace_back(value, rank, of_head + nope * rank);
-  }
+  to_latent = {c.num_heads, rank, nope, kv_b, {(nope + value) * rank, 1, rank}};
+  from_latent = {c.num_heads, value, rank, kv_b + nope * rank, {(nope + value) * rank, rank, 1}};
 }
 
 Weights::Weights(const std::string &folder)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The scores of the C++ model against the independent one of reference_model.py.
 
-    python3 tests/generate_model_test.py PATH_TO_generate_logits PATH_TO_models/tiny-mla [unittest arguments]
+    python3 tests/generate_model_test.py PATH_TO_generate_logits PATH_TO_models/tiny-mla cpu|cuda [unittest arguments]
 """
 import pathlib
 import subprocess
@@ -13,7 +13,7 @@ import numpy as np
 
 from reference_model import SMALL, Reference, mla_oracle, write_random
 
-PROGRAM = MODEL = ""
+PROGRAM = MODEL = BACKEND = ""
 # Of the norm of a row of scores. The C++ side rounds queries, latents and attention's results to bf16 (2^-9 each), and the errors of
 # the layers add up to 0.01 at most here; rotations by angles 1 % off, or a scale 5 % off, make 0.04 and more.
 TOLERANCE = 0.03
@@ -28,7 +28,7 @@ class Scores(unittest.TestCase):
     def compare(self, model, text):
         (self.folder / "text").write_bytes(text)
         out = self.folder / "out.safetensors"
-        subprocess.run([PROGRAM, str(model), str(self.folder / "text"), str(out)], check=True, timeout=300)
+        subprocess.run([PROGRAM, BACKEND, str(model), str(self.folder / "text"), str(out)], check=True, timeout=300)
         got, _ = mla_oracle.load(out)
         want = Reference(model).run(text)
         self.assertEqual(set(got), set(want))
@@ -62,5 +62,5 @@ class Scores(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    PROGRAM, MODEL = sys.argv[1], sys.argv[2]
-    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
+    PROGRAM, MODEL, BACKEND = sys.argv[1:4]
+    unittest.main(argv=sys.argv[:1] + sys.argv[4:])

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "generate/compute.h"
 #include "generate/config.h"
 #include "generate/layers.h"
 #include "generate/matrix.h"
@@ -99,7 +100,7 @@ TEST(Product, EveryInstructionSetGivesTheSameBits) {
       const std::vector<float> want = by_the_rule(c);
       for (std::size_t i = 0; i < kernels.size(); ++i) {
         std::vector<float> got(want.size(), std::nanf(""));
-        kernels[i](c.inputs, outputs, matrix.panel(0), rows, c.x.data(), c.inputs, got.data(), outputs);
+        kernels[i](c.inputs, outputs, matrix.panel(0, 0), rows, c.x.data(), c.inputs, got.data(), outputs);
         EXPECT_TRUE(same_bits(got, want)) << outputs << " outputs, " << rows << " rows, kernel " << i;
       }
     }
@@ -124,7 +125,7 @@ TEST(Product, TakesATransposedMatrix) {
       transposed[static_cast<std::size_t>(k * c.outputs + n)] = c.weights[static_cast<std::size_t>(n * c.inputs + k)];
     }
   }
-  const Matrix matrix(c.outputs, c.inputs, transposed.data(), 1, c.outputs);
+  const Matrix matrix(1, c.outputs, c.inputs, transposed.data(), {0, 1, c.outputs});
   std::vector<float> got(static_cast<std::size_t>(c.rows * c.outputs));
   multiply({{&matrix, c.x.data(), c.inputs, got.data(), c.outputs}}, c.rows, 1);
   EXPECT_TRUE(same_bits(got, by_the_rule(c)));
@@ -174,22 +175,31 @@ TEST(Lookup, GoesOnAsBefore) {
 // ---- Norm and rotation ------------------------------------------------------------------------------------------------
 
 TEST(Layers, Rotation) {
-  const Rotation rotation(4, 3, 100);
-  std::array<float, 4> x = {1, 0, 0, 2};
-  rotation.apply(0, x.data());
-  EXPECT_EQ(x, (std::array<float, 4>{1, 0, 0, 2}));
-  rotation.apply(2, x.data());  // by 2 and by 2 / 10
-  EXPECT_NEAR(x[0], std::cos(2.0), 1e-6);
-  EXPECT_NEAR(x[1], std::sin(2.0), 1e-6);
-  EXPECT_NEAR(x[2], -2 * std::sin(0.2), 1e-6);
-  EXPECT_NEAR(x[3], 2 * std::cos(0.2), 1e-6);
+  const std::vector<Turn> turns = turns_of(4, 3, 100);
+  const std::array<float, 4> x = {1, 0, 0, 2};
+  const auto turned = [&](int32_t position) {
+    std::array<float, 4> out = {};
+    for (int32_t i = 0; i < 4; ++i) out[static_cast<std::size_t>(i)] = rotated(turns.data(), 4, position, x.data(), i);
+    return out;
+  };
+  EXPECT_EQ(turned(0), x);
+  const std::array<float, 4> y = turned(2);  // by 2 and by 2 / 10
+  EXPECT_NEAR(y[0], std::cos(2.0), 1e-6);
+  EXPECT_NEAR(y[1], std::sin(2.0), 1e-6);
+  EXPECT_NEAR(y[2], -2 * std::sin(0.2), 1e-6);
+  EXPECT_NEAR(y[3], 2 * std::cos(0.2), 1e-6);
 }
 
 TEST(Layers, Norm) {
-  std::array<float, 2> x = {3, 4};
-  rms_norm({1, 2}, 0, x.data(), x.data());
+  std::array<float, 6> x = {3, 4, 9, 1, 2, 9};  // two rows with a gap
+  const std::vector<float> weight = {1, 2};
+  compute_on_host(1)->run(Norm{&weight, 0, x.data(), 3, x.data(), 3}, 2);
   EXPECT_NEAR(x[0], 3 / std::sqrt(12.5), 1e-6);
   EXPECT_NEAR(x[1], 8 / std::sqrt(12.5), 1e-6);
+  EXPECT_NEAR(x[3], 1 / std::sqrt(2.5), 1e-6);
+  EXPECT_NEAR(x[4], 4 / std::sqrt(2.5), 1e-6);
+  EXPECT_EQ(x[2], 9);
+  EXPECT_EQ(x[5], 9);
 }
 
 // ---- Config -----------------------------------------------------------------------------------------------------------

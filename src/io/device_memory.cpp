@@ -32,32 +32,7 @@ class CurrentDevice {
 };
 
 cudaStream_t as_stream(void *stream) { return static_cast<cudaStream_t>(stream); }
-
-// Two events, and the time between them.
-class Stopwatch {
- public:
-  Stopwatch() {
-    demand(cudaEventCreate(&start_), "cudaEventCreate");
-    demand(cudaEventCreate(&end_), "cudaEventCreate");
-  }
-  ~Stopwatch() {
-    if (start_ != nullptr) cudaEventDestroy(start_);
-    if (end_ != nullptr) cudaEventDestroy(end_);
-  }
-  Stopwatch(const Stopwatch &) = delete;
-  Stopwatch &operator=(const Stopwatch &) = delete;
-  void start(cudaStream_t stream) { demand(cudaEventRecord(start_, stream), "cudaEventRecord"); }
-  void end(cudaStream_t stream) { demand(cudaEventRecord(end_, stream), "cudaEventRecord"); }
-  double seconds() const {
-    float ms = 0;
-    demand(cudaEventSynchronize(end_), "work on the device");
-    demand(cudaEventElapsedTime(&ms, start_, end_), "cudaEventElapsedTime");
-    return static_cast<double>(ms) * 1e-3;
-  }
-
- private:
-  cudaEvent_t start_ = nullptr, end_ = nullptr;
-};
+cudaEvent_t as_event(void *event) { return static_cast<cudaEvent_t>(event); }
 
 }  // namespace
 
@@ -91,9 +66,7 @@ void DeviceMemory::upload(const void *from, std::size_t bytes, std::size_t offse
 }
 
 void DeviceMemory::download(void *to, std::size_t bytes, std::size_t offset) const {
-  if (bytes == 0) return;
-  const CurrentDevice current(device_);
-  demand(cudaMemcpy(to, data<char>() + offset, bytes, cudaMemcpyDeviceToHost), "copy from the device");
+  copy_to_host(device_, data<char>() + offset, to, bytes);
 }
 
 void DeviceMemory::poison() {
@@ -101,6 +74,12 @@ void DeviceMemory::poison() {
   const CurrentDevice current(device_);
   demand(cudaMemset(data_, 0xff, bytes_), "fill on the device");
   demand(cudaStreamSynchronize(nullptr), "fill on the device");
+}
+
+void copy_to_host(int device, const void *from, void *to, std::size_t bytes) {
+  if (bytes == 0) return;
+  const CurrentDevice current(device);
+  demand(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy from the device");
 }
 
 DeviceStream::DeviceStream(int device) : device_(device) {
@@ -116,11 +95,42 @@ void DeviceStream::synchronize() const { demand(cudaStreamSynchronize(as_stream(
 
 double DeviceStream::seconds_of(const std::function<void()> &enqueue) const {
   const CurrentDevice current(device_);
-  Stopwatch watch;
-  watch.start(as_stream(stream_));
+  DeviceStopwatch watch(device_);
+  watch.start(stream_);
   enqueue();
-  watch.end(as_stream(stream_));
+  watch.stop(stream_);
   return watch.seconds();
+}
+
+DeviceStopwatch::DeviceStopwatch(int device) {
+  const CurrentDevice current(device);
+  cudaEvent_t event = nullptr;
+  demand(cudaEventCreate(&event), "cudaEventCreate");
+  start_ = event;
+  if (const cudaError_t error = cudaEventCreate(&event); error != cudaSuccess) {
+    cudaEventDestroy(as_event(start_));
+    demand(error, "cudaEventCreate");
+  }
+  stop_ = event;
+}
+
+DeviceStopwatch::~DeviceStopwatch() {
+  if (start_ != nullptr) cudaEventDestroy(as_event(start_));
+  if (stop_ != nullptr) cudaEventDestroy(as_event(stop_));
+}
+
+DeviceStopwatch::DeviceStopwatch(DeviceStopwatch &&other) noexcept
+    : start_(std::exchange(other.start_, nullptr)), stop_(std::exchange(other.stop_, nullptr)) {}
+
+void DeviceStopwatch::start(void *stream) { demand(cudaEventRecord(as_event(start_), as_stream(stream)), "cudaEventRecord"); }
+
+void DeviceStopwatch::stop(void *stream) { demand(cudaEventRecord(as_event(stop_), as_stream(stream)), "cudaEventRecord"); }
+
+double DeviceStopwatch::seconds() const {
+  float ms = 0;
+  demand(cudaEventSynchronize(as_event(stop_)), "work on the device");
+  demand(cudaEventElapsedTime(&ms, as_event(start_), as_event(stop_)), "cudaEventElapsedTime");
+  return static_cast<double>(ms) * 1e-3;
 }
 
 DeviceGraph::DeviceGraph(const DeviceStream &stream, const std::function<void()> &record) : stream_(stream) {

@@ -45,6 +45,9 @@ class DeviceMemory {
   int device_ = 0;
 };
 
+// From memory of `device`. As DeviceMemory::download.
+void copy_to_host(int device, const void *from, void *to, std::size_t bytes);
+
 // Copies all of `buffer`, into which `view` looks, to the device, and moves `view` to the same place there.
 inline DeviceMemory to_device(const TensorBuffer &buffer, mlaverify_tensor *view, int device) {
   DeviceMemory memory(buffer.bytes(), device);
@@ -72,6 +75,22 @@ class DeviceStream {
  private:
   void *stream_ = nullptr;
   int device_ = 0;
+};
+
+// The time that the device takes for what is put on a stream between start() and stop(), by its own clock.
+class DeviceStopwatch {
+ public:
+  explicit DeviceStopwatch(int device);
+  ~DeviceStopwatch();
+  DeviceStopwatch(DeviceStopwatch &&other) noexcept;
+  DeviceStopwatch &operator=(DeviceStopwatch &&) = delete;
+
+  void start(void *stream);  // a cudaStream_t of the device
+  void stop(void *stream);
+  double seconds() const;  // waits for the end
+
+ private:
+  void *start_ = nullptr, *stop_ = nullptr;
 };
 
 // What `record` puts on the stream, captured (and not run). `stream` must outlive it.

@@ -1,4 +1,4 @@
-// The one macro that lets a rule be shared by CPU code, CUDA code and tests, and the integer helpers that rules need.
+// The macros that let a rule be shared by CPU code, CUDA code and tests, and the integer helpers that rules need.
 // Rules are always inlined on the CPU: a translation unit compiled for a newer instruction set must never emit an out-of-line copy that
 // the linker could pick for everybody else.
 #pragma once
@@ -6,10 +6,11 @@
 #include <cstdint>
 
 #if defined(__CUDACC__)
-#define MLAVERIFY_HD __host__ __device__ __forceinline__ constexpr
+#define MLAVERIFY_HD_INLINE __host__ __device__ __forceinline__
 #else
-#define MLAVERIFY_HD __attribute__((always_inline)) inline constexpr
+#define MLAVERIFY_HD_INLINE __attribute__((always_inline)) inline
 #endif
+#define MLAVERIFY_HD MLAVERIFY_HD_INLINE constexpr
 
 namespace mlaverify::rules {
 

@@ -1,12 +1,13 @@
 // Scores of a model's C++ side, for a test that compares them with an independent implementation:
 //
-//   generate_logits MODEL TEXT OUT.safetensors
+//   generate_logits cpu|cuda MODEL TEXT OUT.safetensors
 //
 // reads the bytes of the file TEXT (2 at least) in steps of 1, 2, 3, ... tokens on small pages, and writes "logits" [bytes, 256], and where
 // there is an MTP module "draft" [bytes - 1, 256], its scores of the byte after the next, and "again" [1, 256], those of a second pass that
 // takes the best byte of the first.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -30,14 +31,14 @@ void in_steps(int32_t count, const std::vector<int32_t> &table, const Forward &f
   }
 }
 
-void write_logits(const char *model_folder, const char *text_path, const char *out_path) {
+void write_logits(mlaverify_backend backend, const char *model_folder, const char *text_path, const char *out_path) {
   const Weights weights(model_folder);
   std::ifstream file(text_path, std::ios::binary);
   const std::vector<uint8_t> text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   const auto count = static_cast<int32_t>(text.size());
   std::vector<int32_t> table(text.size() / kPageSize + 2);
   std::iota(table.rbegin(), table.rend(), 0);  // pages in reverse
-  Model model(weights, {MLAVERIFY_BACKEND_CPU, 1, static_cast<int32_t>(table.size()), kPageSize});
+  Model model(weights, {backend, 1, static_cast<int32_t>(table.size()), kPageSize});
   const int64_t hidden = weights.config.hidden_size;
   std::vector<float> states(text.size() * static_cast<std::size_t>(hidden)), logits(text.size() * kVocabulary);
   in_steps(count, table, [&](const Sequences &s, int32_t first) {
@@ -65,9 +66,10 @@ void write_logits(const char *model_folder, const char *text_path, const char *o
 }  // namespace
 
 int main(int argc, char **argv) {
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   try {
-    write_logits(argv[1], argv[2], argv[3]);
+    const auto backend = std::strcmp(argv[1], "cuda") == 0 ? MLAVERIFY_BACKEND_CUDA : MLAVERIFY_BACKEND_CPU;
+    write_logits(backend, argv[2], argv[3], argv[4]);
     return 0;
   } catch (const std::exception &e) {
     std::fprintf(stderr, "%s\n", e.what());
