@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What a call of the Python package costs the host of a GPU: the time until it returns, while the GPU works behind. Needs torch and a GPU.
 
-Calls are put on the stream 20 at a time, each timed by itself, then the stream is waited for, so that its queue is never full.
+Calls are put on the stream 20 at a time, each timed by itself, then the stream is waited for, so that its queue is never full. As in an
+engine that serves, gradients are off.
 """
 
 import statistics
@@ -55,6 +56,7 @@ def calls(heads, qlen, batch, keys):
     }
 
 
+@torch.inference_mode()
 def main():
     print(f"mlaverify {mlaverify.__version__}, torch {torch.__version__}, {torch.cuda.get_device_name()}; us a call: median, p90")
     for shape in SHAPES:
