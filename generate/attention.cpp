@@ -8,11 +8,16 @@
 
 namespace mlaverify::generate {
 
-Attention::Attention(const ModelConfig &config, int32_t layers, const ModelOptions &options, const Compute &compute)
-    : config_(config), options_(options), compute_(compute), lse_(compute.device()), workspace_(compute.device()) {
+Attention::Attention(const ModelConfig &config, int32_t layers, const ModelOptions &options, Compute &compute)
+    : config_(config),
+      options_(options),
+      compute_(compute),
+      lse_(compute.device(), [&compute] { compute.forget(); }),
+      workspace_(compute.device(), [&compute] { compute.forget(); }) {
   for (int32_t i = 0; i < layers; ++i) {
     caches_.emplace_back(compute.device());
     cache(i);
+    if (compute.device() != MLAVERIFY_HOST) watches_.emplace_back(compute.device());
   }
 }
 
@@ -51,16 +56,15 @@ void Attention::run(int32_t layer, const Sequences &on_host, const Sequences &s,
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return;
   }
-  if (running_ == watches_.size()) watches_.emplace_back(device);
-  io::DeviceStopwatch &watch = watches_[running_++];
+  io::DeviceStopwatch &watch = watches_[static_cast<std::size_t>(layer)];
   watch.start(compute_.stream());
   decode_attention_fwd_verify(args);
   watch.stop(compute_.stream());
 }
 
-double Attention::seconds() {
-  for (; running_ > 0; --running_) seconds_ += watches_[running_ - 1].seconds();
-  return seconds_;
+void Attention::add_time(int32_t first, int32_t count) {
+  if (watches_.empty()) return;  // on the host it is known by then
+  for (int32_t i = first; i < first + count; ++i) seconds_ += watches_[static_cast<std::size_t>(i)].seconds();
 }
 
 io::Step Attention::step_of(int32_t layer, const Sequences &on_host, const uint16_t *q) {

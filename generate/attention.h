@@ -24,7 +24,7 @@ class Attention {
  public:
   // Caches for `layers` layers, filled with NaN, where `compute` has its arrays, which must outlive this. Throws std::bad_alloc,
   // io::DeviceError.
-  Attention(const ModelConfig &config, int32_t layers, const ModelOptions &options, const Compute &compute);
+  Attention(const ModelConfig &config, int32_t layers, const ModelOptions &options, Compute &compute);
 
   int32_t page_size() const { return options_.page_size; }
   uint16_t *cache(int32_t layer) { return caches_[static_cast<std::size_t>(layer)].reserve<uint16_t>(cache_size()); }
@@ -38,7 +38,11 @@ class Attention {
   using Observer = std::function<void(int32_t layer, io::Step step)>;
   void observe(Observer observer) { observer_ = std::move(observer); }
 
-  double seconds();  // spent in the library; waits until that is known
+  bool observed() const { return observer_ != nullptr; }
+
+  double seconds() const { return seconds_; }  // spent in the library
+  // Adds what `count` layers from `first` on took the GPU the last time, which is done.
+  void add_time(int32_t first, int32_t count);
 
  private:
   int64_t cache_size() const;  // numbers of a layer
@@ -46,13 +50,12 @@ class Attention {
 
   ModelConfig config_;
   ModelOptions options_;
-  const Compute &compute_;
+  Compute &compute_;
   std::vector<Buffer> caches_;  // of each layer: bf16 [num_pages, page_size, 1, Lk]
   Buffer lse_, workspace_;
   Observer observer_;
   double seconds_ = 0;
-  std::vector<io::DeviceStopwatch> watches_;  // of calls on the GPU that are not in seconds_ yet: the first `running_`
-  std::size_t running_ = 0;
+  std::vector<io::DeviceStopwatch> watches_;  // on a GPU: of each layer
 };
 
 }  // namespace mlaverify::generate

@@ -9,6 +9,7 @@ namespace mlaverify::generate {
 
 void Buffer::grow(std::size_t bytes) {
   if (data_ != nullptr && bytes <= bytes_) return;
+  if (data_ != nullptr && moved_) moved_();
   if (device_ == MLAVERIFY_HOST) {
     constexpr std::size_t alignment = MLAVERIFY_WORKSPACE_ALIGNMENT;
     bytes = rules::round_up(rules::max<std::size_t>(bytes, 1), alignment);

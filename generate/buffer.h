@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "io/device_memory.h"
 #include "mlaverify/mlaverify.h"
@@ -12,8 +14,9 @@ namespace mlaverify::generate {
 
 class Buffer {
  public:
-  // `device`: MLAVERIFY_HOST, or a CUDA device, >= 0.
-  explicit Buffer(mlaverify_device device) : device_(device) {}
+  // `device`: MLAVERIFY_HOST, or a CUDA device, >= 0. `moved` is called when addresses that reserve() gave are no longer valid; nullptr:
+  // nobody wants to know.
+  explicit Buffer(mlaverify_device device, std::function<void()> moved = nullptr) : device_(device), moved_(std::move(moved)) {}
 
   // Memory for `count` numbers at least, aligned as a workspace must be. New memory is filled with NaN (all bits set), and what lay in the
   // buffer before is lost then. Throws std::bad_alloc, io::DeviceError.
@@ -33,6 +36,7 @@ class Buffer {
   void grow(std::size_t bytes);
 
   mlaverify_device device_;
+  std::function<void()> moved_;
   void *data_ = nullptr;
   std::size_t bytes_ = 0;
   std::unique_ptr<void, Free> host_;

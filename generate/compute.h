@@ -2,7 +2,9 @@
 // row's results have the same bits whatever rows are computed with it.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -29,6 +31,14 @@ class Compute {
   virtual void multiply(const std::vector<Product> &products, int64_t rows) = 0;
   virtual void run(const Norm &norm, int64_t rows) = 0;
   virtual void run(const Step &step) = 0;
+
+  // Work that is the same whenever `key` is, but for the numbers in its arrays: `enqueue` calls the functions above, and none that
+  // allocates or waits where it has been called with that key before. On a GPU it is captured in a graph then, which is replayed from there
+  // on.
+  using Key = std::array<int64_t, 4>;
+  virtual void repeat(const Key &key, const std::function<void()> &enqueue) = 0;
+  // Arrays have moved: work that has been captured is captured anew.
+  virtual void forget() = 0;
 };
 
 struct Weights;

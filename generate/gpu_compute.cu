@@ -2,6 +2,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -19,6 +21,7 @@ constexpr int kThreads = 256;
 // these never change. Fewer rows are computed with others of no meaning, more in several products.
 constexpr int64_t kProductRows = 64;
 constexpr int64_t kMostBlocks = 1 << 16;
+constexpr std::size_t kMostGraphs = 256;  // some hundred kilobytes each
 
 void demand(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return;
@@ -92,6 +95,27 @@ class GpuCompute : public Compute {
     demand(cudaGetLastError(), "kernel of a layer");
   }
 
+  // The first time as it comes: arrays find their sizes, and kernels are loaded.
+  void repeat(const Key &key, const std::function<void()> &enqueue) override {
+    std::unique_ptr<io::DeviceGraph> &graph = graphs_[key];
+    if (graph) {
+      graph->replay();
+    } else if (known_.insert(key).second) {
+      enqueue();
+    } else if (graphs_.size() > kMostGraphs) {
+      forget();
+      repeat(key, enqueue);
+    } else {
+      graph = std::make_unique<io::DeviceGraph>(stream_, enqueue);
+      graph->replay();
+    }
+  }
+  void forget() override {
+    synchronize();
+    graphs_.clear();
+    known_.clear();
+  }
+
  private:
   static unsigned blocks(int64_t rows) { return static_cast<unsigned>(std::min(rows, kMostBlocks)); }
   cudaStream_t cuda_stream() const { return static_cast<cudaStream_t>(stream_.handle()); }
@@ -106,6 +130,8 @@ class GpuCompute : public Compute {
 
   io::DeviceStream stream_{kGpu};
   io::Cublas cublas_;
+  std::set<Key> known_;
+  std::map<Key, std::unique_ptr<io::DeviceGraph>> graphs_;
   std::unordered_map<const void *, io::DeviceMemory> copies_;  // by the address of what they are of
 };
 

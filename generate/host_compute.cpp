@@ -37,6 +37,9 @@ class HostCompute : public Compute {
         step);
   }
 
+  void repeat(const Key & /*key*/, const std::function<void()> &enqueue) override { enqueue(); }
+  void forget() override {}
+
  private:
   int threads_;
 };

@@ -11,6 +11,9 @@ std::unique_ptr<Compute> compute_for(const Weights &weights, const ModelOptions 
   return options.backend == MLAVERIFY_BACKEND_CUDA ? compute_on_gpu(weights) : compute_on_host(options.num_threads);
 }
 
+// What Compute::repeat() tells apart.
+enum Work : int64_t { kForward, kDraft, kLogits, kDraftLogits };
+
 void demand_positions(const Sequences &s, int32_t max_positions) {
   for (int32_t b = 0; b < s.batch; ++b) {
     if (s.seq_lens[b] < s.qlen || s.seq_lens[b] > max_positions) {
@@ -59,35 +62,50 @@ void Model::download(const float *from, float *to, int64_t count) const {
 
 void Model::forward(const Sequences &s, const uint8_t *tokens, float *states) {
   const Inputs in = place(s, tokens, nullptr);
-  for (int32_t i = 0; i < config().num_layers; ++i) layer(i, s, in.sequences, in.embeddings);
+  const auto layers = [&] {
+    for (int32_t i = 0; i < config().num_layers; ++i) layer(i, s, in.sequences, in.embeddings);
+  };
+  if (attention_.observed()) {
+    layers();
+  } else {
+    compute_->repeat({kForward, s.batch, s.qlen, s.table_width}, layers);
+  }
   download(in.embeddings, states, s.rows() * config().hidden_size);
+  attention_.add_time(0, config().num_layers);
 }
 
-void Model::logits(int64_t rows, const float *states, float *logits) { head(weights_.norm, rows, states, logits); }
+void Model::logits(int64_t rows, const float *states, float *logits) { head(kLogits, weights_.norm, rows, states, logits); }
 
 void Model::draft_forward(const Sequences &s, const uint8_t *tokens, const float *states_in, float *states) {
   const int64_t hidden = config().hidden_size, rows = s.rows();
   const double eps = config().rms_norm_eps;
   const Inputs in = place(s, tokens, states_in);
-  float *both = rows_of(normed_, rows, 2 * hidden), *x = rows_of(state_, rows, hidden);
-  compute_->run(Norm{&weights_.mtp.embedding_norm, eps, in.embeddings, hidden, both, 2 * hidden}, rows);
-  compute_->run(Norm{&weights_.mtp.state_norm, eps, in.states, hidden, both + hidden, 2 * hidden}, rows);
-  compute_->multiply({{&weights_.mtp.projection, both, 2 * hidden, x, hidden}}, rows);
-  layer(config().num_layers, s, in.sequences, x);
+  float *x = rows_of(state_, rows, hidden);
+  compute_->repeat({kDraft, s.batch, s.qlen, s.table_width}, [&] {
+    float *both = rows_of(normed_, rows, 2 * hidden);
+    compute_->run(Norm{&weights_.mtp.embedding_norm, eps, in.embeddings, hidden, both, 2 * hidden}, rows);
+    compute_->run(Norm{&weights_.mtp.state_norm, eps, in.states, hidden, both + hidden, 2 * hidden}, rows);
+    compute_->multiply({{&weights_.mtp.projection, both, 2 * hidden, x, hidden}}, rows);
+    layer(config().num_layers, s, in.sequences, x);
+  });
   download(x, states, rows * hidden);
+  attention_.add_time(config().num_layers, 1);
 }
 
 void Model::draft_logits(int64_t rows, const float *states, float *logits) {
-  head(weights_.mtp.head_norm, rows, states, logits);
+  head(kDraftLogits, weights_.mtp.head_norm, rows, states, logits);
 }
 
-void Model::head(const std::vector<float> &norm, int64_t rows, const float *states, float *logits) {
+void Model::head(int64_t work, const std::vector<float> &norm, int64_t rows, const float *states, float *logits) {
   const int64_t hidden = config().hidden_size;
   auto *x = inputs_.reserve<float>(rows * hidden);
   inputs_.upload(states, static_cast<std::size_t>(rows * hidden) * sizeof(float));
-  float *normed = rows_of(normed_, rows, hidden), *scores = rows_of(sum_, rows, kVocabulary);
-  compute_->run(Norm{&norm, config().rms_norm_eps, x, hidden, normed, hidden}, rows);
-  compute_->multiply({{&weights_.head, normed, hidden, scores, kVocabulary}}, rows);
+  float *scores = rows_of(sum_, rows, kVocabulary);
+  compute_->repeat({work, rows}, [&] {
+    float *normed = rows_of(normed_, rows, hidden);
+    compute_->run(Norm{&norm, config().rms_norm_eps, x, hidden, normed, hidden}, rows);
+    compute_->multiply({{&weights_.head, normed, hidden, scores, kVocabulary}}, rows);
+  });
   download(scores, logits, rows * kVocabulary);
 }
 

@@ -70,6 +70,8 @@ class Model {
  public:
   // `weights` must outlive it. Throws as Attention's constructor and compute_on_gpu() do.
   Model(const Weights &weights, const ModelOptions &options);
+  Model(const Model &) = delete;
+  Model &operator=(const Model &) = delete;
 
   const ModelConfig &config() const { return weights_.config; }
   Attention &attention() { return attention_; }
@@ -96,7 +98,10 @@ class Model {
   };
   Inputs place(const Sequences &s, const uint8_t *tokens, const float *states);  // states: nullptr where there are none
   void layer(int32_t index, const Sequences &on_host, const Sequences &s, float *x);
-  void head(const std::vector<float> &norm, int64_t rows, const float *states, float *logits);
+  void head(int64_t work, const std::vector<float> &norm, int64_t rows, const float *states, float *logits);
+  Buffer buffer() {
+    return Buffer(compute_->device(), [this] { compute_->forget(); });
+  }
   // Room for `rows` rows of `width` numbers, and for what multiply() may touch behind them.
   float *rows_of(Buffer &buffer, int64_t rows, int64_t width) {
     return buffer.reserve<float>(compute_->padded_rows(rows) * width);
@@ -106,12 +111,12 @@ class Model {
   const Weights &weights_;
   std::unique_ptr<Compute> compute_;
   Attention attention_;
-  const mlaverify_device device_ = compute_->device();
-  Buffer turns_buffer_{device_};
-  const Turn *turns_ = nullptr;
   std::vector<char> staged_;  // inputs, before they are copied
-  Buffer inputs_{device_}, state_{device_}, normed_{device_}, query_{device_}, latent_{device_}, latent_query_{device_};
-  Buffer q_{device_}, out_{device_}, latent_out_{device_}, value_{device_}, sum_{device_}, gate_{device_}, up_{device_};
+  const Turn *turns_ = nullptr;
+  Buffer turns_buffer_ = buffer(), inputs_ = buffer(), state_ = buffer(), normed_ = buffer(), query_ = buffer(),
+         latent_ = buffer();
+  Buffer latent_query_ = buffer(), q_ = buffer(), out_ = buffer(), latent_out_ = buffer(), value_ = buffer(), sum_ = buffer();
+  Buffer gate_ = buffer(), up_ = buffer();
 };
 
 }  // namespace mlaverify::generate

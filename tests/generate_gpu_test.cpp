@@ -202,5 +202,32 @@ TEST_F(GpuModel, StepsOfALayer) {
   EXPECT_EQ(live, 6);
 }
 
+// As it comes, captured, replayed, and captured anew: each time with the numbers that are there.
+TEST_F(GpuModel, RepeatedWorkTakesNewNumbers) {
+  Buffer x(gpu->device(), [this] { gpu->forget(); }), sum(gpu->device());
+  int calls = 0;
+  const auto add = [&](int64_t count, float number) {
+    const std::vector<float> numbers(static_cast<std::size_t>(count), number), zeros(numbers.size());
+    auto *from = x.reserve<float>(count), *to = sum.reserve<float>(count);
+    x.upload(numbers.data(), numbers.size() * sizeof(float));
+    sum.upload(zeros.data(), zeros.size() * sizeof(float));
+    gpu->repeat({1, count}, [&] {
+      ++calls;
+      gpu->run(Add{1, static_cast<int32_t>(count), from, to});
+      gpu->run(Add{1, static_cast<int32_t>(count), from, to});
+    });
+    gpu->synchronize();
+    std::vector<float> got(numbers.size());
+    copy_to_host(gpu->device(), to, got.data(), got.size() * sizeof(float));
+    EXPECT_EQ(got, std::vector<float>(numbers.size(), 2 * number)) << count << ", " << number;
+  };
+  for (int i = 1; i <= 4; ++i) add(100, static_cast<float>(i));
+  EXPECT_EQ(calls, 2);  // as it came, and captured
+  sum.reserve<float>(100'000);
+  add(100'000, 5);  // x has moved
+  for (int i = 6; i <= 9; ++i) add(100, static_cast<float>(i));
+  EXPECT_EQ(calls, 5);
+}
+
 }  // namespace
 }  // namespace mlaverify::generate

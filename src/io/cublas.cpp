@@ -26,10 +26,10 @@ Cublas::Cublas() {
         "libcublas.so.13 and libcublas.so.12 are neither where the system looks for libraries nor in /usr/local/cuda/lib64";
     return;
   }
-  const bool complete = load(library, "cublasCreate_v2", &create_) && load(library, "cublasDestroy_v2", &destroy_) &&
-                        load(library, "cublasSetStream_v2", &set_stream_) &&
-                        load(library, "cublasGetVersion_v2", &get_version_) &&
-                        load(library, "cublasGemmStridedBatchedEx", &gemm_);
+  const bool complete =
+      load(library, "cublasCreate_v2", &create_) && load(library, "cublasDestroy_v2", &destroy_) &&
+      load(library, "cublasSetStream_v2", &set_stream_) && load(library, "cublasSetWorkspace_v2", &set_workspace_) &&
+      load(library, "cublasGetVersion_v2", &get_version_) && load(library, "cublasGemmStridedBatchedEx", &gemm_);
   if (!complete) return;
   if (const int status = create_(&handle_); status != 0) {
     handle_ = nullptr;
@@ -48,9 +48,11 @@ std::string Cublas::version() const {
 }
 
 void Cublas::set_stream(const DeviceStream &stream) {
-  if (const int status = set_stream_(handle_, stream.handle()); status != 0) {
-    throw DeviceError("cublasSetStream: status " + std::to_string(status));
-  }
+  constexpr std::size_t workspace_bytes = std::size_t{32} << 20;  // what its documentation asks for on Hopper
+  if (workspace_.bytes() == 0) workspace_ = DeviceMemory(workspace_bytes, stream.device());
+  int status = set_stream_(handle_, stream.handle());  // (takes the workspace away)
+  if (status == 0) status = set_workspace_(handle_, workspace_.data(), workspace_.bytes());
+  if (status != 0) throw DeviceError("cublasSetStream: status " + std::to_string(status));
 }
 
 void Cublas::multiply(const Product &p, Numbers numbers) const {

@@ -2,6 +2,7 @@
 // there. Failures of a product throw DeviceError.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -20,7 +21,7 @@ class Cublas {
   const std::string &missing() const { return missing_; }  // why it is not usable
   std::string version() const;                             // "cuBLAS 13.1"
 
-  // Where products run from now on. Not for each of them: it takes cuBLAS its time.
+  // Where products run from now on. Not for each of them: it takes cuBLAS its time. Once this is set products may be captured.
   void set_stream(const DeviceStream &stream);
 
   // Of `batch` products: out[b][r][n] = sum over k of weights[b][n][k] * x[b][r][k]; b < batch, r < rows, n < outputs,
@@ -46,9 +47,11 @@ class Cublas {
 
   std::string missing_;
   void *handle_ = nullptr;
+  DeviceMemory workspace_;  // of its own cuBLAS would allocate some, which a capture makes part of the graph
   int (*create_)(void **) = nullptr;
   int (*destroy_)(void *) = nullptr;
   int (*set_stream_)(void *, void *) = nullptr;
+  int (*set_workspace_)(void *, void *, std::size_t) = nullptr;
   int (*get_version_)(void *, int *) = nullptr;
   int (*gemm_)(void *, int, int, int, int, int, const void *, const void *, int, int, long long, const void *, int, int,
                long long, const void *, void *, int, int, long long, int, int, int) = nullptr;

@@ -16,6 +16,17 @@ void demand(cudaError_t error, const std::string &what) {
   throw DeviceError(what + ": " + cudaGetErrorString(error));
 }
 
+cudaStream_t as_stream(void *stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t as_event(void *event) { return static_cast<cudaEvent_t>(event); }
+
+// In a capture as a node of the graph.
+void record(void *event, cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  demand(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+  const unsigned flags = capture == cudaStreamCaptureStatusNone ? cudaEventRecordDefault : cudaEventRecordExternal;
+  demand(cudaEventRecordWithFlags(as_event(event), stream, flags), "cudaEventRecord");
+}
+
 // Makes a device current for a scope.
 class CurrentDevice {
  public:
@@ -30,9 +41,6 @@ class CurrentDevice {
  private:
   int before_ = 0;
 };
-
-cudaStream_t as_stream(void *stream) { return static_cast<cudaStream_t>(stream); }
-cudaEvent_t as_event(void *event) { return static_cast<cudaEvent_t>(event); }
 
 }  // namespace
 
@@ -122,9 +130,8 @@ DeviceStopwatch::~DeviceStopwatch() {
 DeviceStopwatch::DeviceStopwatch(DeviceStopwatch &&other) noexcept
     : start_(std::exchange(other.start_, nullptr)), stop_(std::exchange(other.stop_, nullptr)) {}
 
-void DeviceStopwatch::start(void *stream) { demand(cudaEventRecord(as_event(start_), as_stream(stream)), "cudaEventRecord"); }
-
-void DeviceStopwatch::stop(void *stream) { demand(cudaEventRecord(as_event(stop_), as_stream(stream)), "cudaEventRecord"); }
+void DeviceStopwatch::start(void *stream) { record(start_, as_stream(stream)); }
+void DeviceStopwatch::stop(void *stream) { record(stop_, as_stream(stream)); }
 
 double DeviceStopwatch::seconds() const {
   float ms = 0;

@@ -77,7 +77,8 @@ class DeviceStream {
   int device_ = 0;
 };
 
-// The time that the device takes for what is put on a stream between start() and stop(), by its own clock.
+// The time that the device takes for what is put on a stream between start() and stop(), by its own clock; where that is captured, of each
+// replay of the graph.
 class DeviceStopwatch {
  public:
   explicit DeviceStopwatch(int device);
@@ -87,7 +88,7 @@ class DeviceStopwatch {
 
   void start(void *stream);  // a cudaStream_t of the device
   void stop(void *stream);
-  double seconds() const;  // waits for the end
+  double seconds() const;  // of the last time; waits for its end
 
  private:
   void *start_ = nullptr, *stop_ = nullptr;
