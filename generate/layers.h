@@ -94,44 +94,42 @@ struct MakeQueries {
   }
 };
 
-// out = x
-struct Widen {
+// Arrays of [num_rows, width] numbers, of which each is changed by itself.
+struct Elements {
   int64_t num_rows;
   int32_t width;
-  const uint16_t *x;  // [num_rows, width], bf16
-  float *out;
 
   MLAVERIFY_HD int64_t rows() const { return num_rows; }
   MLAVERIFY_HD int32_t columns() const { return width; }
+  MLAVERIFY_HD int64_t at(int64_t row, int32_t column) const { return row * width + column; }
+};
+
+// out = x, which is bf16
+struct Widen : Elements {
+  const uint16_t *x;
+  float *out;
+
   MLAVERIFY_HD void operator()(int64_t row, int32_t column) const {
-    out[row * width + column] = rules::bf16_to_float(x[row * width + column]);
+    out[at(row, column)] = rules::bf16_to_float(x[at(row, column)]);
   }
 };
 
 // sum += x
-struct Add {
-  int64_t num_rows;
-  int32_t width;
-  const float *x;  // [num_rows, width]
+struct Add : Elements {
+  const float *x;
   float *sum;
 
-  MLAVERIFY_HD int64_t rows() const { return num_rows; }
-  MLAVERIFY_HD int32_t columns() const { return width; }
-  MLAVERIFY_HD void operator()(int64_t row, int32_t column) const { sum[row * width + column] += x[row * width + column]; }
+  MLAVERIFY_HD void operator()(int64_t row, int32_t column) const { sum[at(row, column)] += x[at(row, column)]; }
 };
 
 // gate = silu(gate) * up
-struct SwiGlu {
-  int64_t num_rows;
-  int32_t width;
-  const float *up;  // [num_rows, width]
+struct SwiGlu : Elements {
+  const float *up;
   float *gate;
 
-  MLAVERIFY_HD int64_t rows() const { return num_rows; }
-  MLAVERIFY_HD int32_t columns() const { return width; }
   MLAVERIFY_HD_INLINE void operator()(int64_t row, int32_t column) const {
-    float &g = gate[row * width + column];
-    g = g / (1 + std::exp(-g)) * up[row * width + column];
+    float &g = gate[at(row, column)];
+    g = g / (1 + std::exp(-g)) * up[at(row, column)];
   }
 };
 

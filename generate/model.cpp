@@ -134,19 +134,19 @@ void Model::layer(int32_t index, const Sequences &on_host, const Sequences &s, f
       MakeQueries{s, c.num_heads, c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, turns_, latent_query, query, q});
   attention_.run(index, on_host, s, q, out);
   float *latent_out = rows_of(latent_out_, rows, heads * rank), *values = rows_of(value_, rows, heads * value);
-  compute.run(Widen{rows * heads, c.kv_lora_rank, out, latent_out});
+  compute.run(Widen{{rows * heads, c.kv_lora_rank}, out, latent_out});
   compute.multiply({{&w.from_latent, latent_out, heads * rank, values, heads * value, rank, value}}, rows);
 
   float *sum = rows_of(sum_, rows, hidden);
   compute.multiply({{&w.output, values, heads * value, sum, hidden}}, rows);
-  compute.run(Add{rows, c.hidden_size, sum, x});
+  compute.run(Add{{rows, c.hidden_size}, sum, x});
 
   compute.run(Norm{&w.post_attention_norm, c.rms_norm_eps, x, hidden, normed, hidden}, rows);
   float *gate = rows_of(gate_, rows, inner), *up = rows_of(up_, rows, inner);
   compute.multiply({{&w.gate, normed, hidden, gate, inner}, {&w.up, normed, hidden, up, inner}}, rows);
-  compute.run(SwiGlu{rows, c.intermediate_size, up, gate});
+  compute.run(SwiGlu{{rows, c.intermediate_size}, up, gate});
   compute.multiply({{&w.down, gate, inner, sum, hidden}}, rows);
-  compute.run(Add{rows, c.hidden_size, sum, x});
+  compute.run(Add{{rows, c.hidden_size}, sum, x});
 }
 
 }  // namespace mlaverify::generate

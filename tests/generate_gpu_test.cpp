@@ -181,11 +181,11 @@ TEST_F(GpuModel, StepsOfALayer) {
     const Array<uint16_t> q(compute, std::vector<uint16_t>(6 * heads * (rank + rope), 0xffff));
     compute.run(MakeQueries{s, heads, rank, nope, rope, turn.data(), latent_query.data(), query.data(), q.data()});
     const Array<float> sum(compute, normal_numbers(5 * width, 8)), x(compute, normal_numbers(5 * width, 9));
-    compute.run(Add{5, width, x.data(), sum.data()});
+    compute.run(Add{{5, width}, x.data(), sum.data()});
     const Array<float> gate(compute, normal_numbers(5 * width, 10)),
         wide(compute, std::vector<float>(6 * heads * (rank + rope)));
-    compute.run(SwiGlu{5, width, x.data(), gate.data()});
-    compute.run(Widen{6, heads * (rank + rope), q.data(), wide.data()});
+    compute.run(SwiGlu{{5, width}, x.data(), gate.data()});
+    compute.run(Widen{{6, heads * (rank + rope)}, q.data(), wide.data()});
     return std::make_tuple(cache.result(compute), q.result(compute), sum.result(compute), gate.result(compute),
                            wide.result(compute));
   };
@@ -213,8 +213,8 @@ TEST_F(GpuModel, RepeatedWorkTakesNewNumbers) {
     sum.upload(zeros.data(), zeros.size() * sizeof(float));
     gpu->repeat({1, count}, [&] {
       ++calls;
-      gpu->run(Add{1, static_cast<int32_t>(count), from, to});
-      gpu->run(Add{1, static_cast<int32_t>(count), from, to});
+      gpu->run(Add{{1, static_cast<int32_t>(count)}, from, to});
+      gpu->run(Add{{1, static_cast<int32_t>(count)}, from, to});
     });
     gpu->synchronize();
     std::vector<float> got(numbers.size());
