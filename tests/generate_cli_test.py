@@ -192,6 +192,18 @@ class Generate(VerbTest):
         self.refused("prompt 1: its 2000 bytes", *model, "--prompt", "a" * 2000, "--pool-pages", "16777216")
         self.refused("nowhere: cannot open: No such file or directory", *model, "--prompt-file", str(self.folder / "nowhere"))
 
+    @unittest.skipUnless(os.path.exists("/proc/self/mem"), "needs the files of Linux's /proc")
+    def test_files_that_cannot_be_read(self):
+        """Regular files whose size says nothing: the one fails at its first byte, the other has megabytes."""
+        self.refused("/proc/self/mem: cannot read: Input/output error", "--model", MODEL, "--prompt-file", "/proc/self/mem")
+        model = self.model()
+        os.remove(f"{model}/config.json")
+        os.symlink("/proc/self/mem", f"{model}/config.json")
+        self.refused(f"{model}/config.json: cannot read: Input/output error", "--model", model, "--prompt", "a")
+        symbols = pathlib.Path("/proc/kallsyms")
+        if symbols.exists() and len(symbols.read_bytes()) > 1 << 20:
+            self.refused(f"{symbols}: is larger than 1048576 bytes", "--model", MODEL, "--prompt-file", str(symbols))
+
     def test_longest_prompts(self):
         """The model has 512 positions; without drafts none are kept for them."""
         for length, more in ((502, []), (505, ["--qlen", "1"]), (505, ["--draft", "none"])):
