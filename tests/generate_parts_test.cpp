@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "generate/buffer.h"
 #include "generate/compute.h"
 #include "generate/config.h"
 #include "generate/layers.h"
