@@ -204,6 +204,11 @@ class Generate(VerbTest):
         if symbols.exists() and len(symbols.read_bytes()) > 1 << 20:
             self.refused(f"{symbols}: is larger than 1048576 bytes", "--model", MODEL, "--prompt-file", str(symbols))
 
+    def test_caches_that_do_not_fit(self):
+        backend = self.json("--prompt", "a", "--max-tokens", "1")["backend"]
+        self.refused("the caches: 16777216 pages of 16384 tokens", "--model", MODEL, "--prompt", "a", "--pool-pages", "16777216",
+                     "--page-size", "16384", code=3 if backend == "cuda" else 2)
+
     def test_longest_prompts(self):
         """The model has 512 positions; without drafts none are kept for them."""
         for length, more in ((502, []), (505, ["--qlen", "1"]), (505, ["--draft", "none"])):
