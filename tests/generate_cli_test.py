@@ -165,10 +165,19 @@ class Generate(VerbTest):
         self.refused(": cannot be made", "--model", MODEL, "--prompt", "a", "--record", "")
         self.refused("--record-steps", "--model", MODEL, "--prompt", "a", "--record-steps", "1")
 
-    def test_a_model_of_another_shape(self):
-        done = self.run_program("--model", self.model(), "--prompt", "abc", "--max-tokens", "20", "--json")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertTrue(json.loads(done.stdout)["same_text"])
+    def test_models_of_other_shapes(self):
+        one_layer = {**SMALL, "num_hidden_layers": 1, "num_attention_heads": 5, "hidden_size": 77, "kv_lora_rank": 72,
+                     "qk_rope_head_dim": 8, "qk_nope_head_dim": 1, "v_head_dim": 9, "intermediate_size": 1}
+        for name, config in (("small", SMALL), ("one layer", one_layer), ("no MTP", {**one_layer, "num_nextn_predict_layers": 0})):
+            write_random(self.folder / name, config)
+            texts = set()
+            for draft in ("none", "ngram", "mtp") if config["num_nextn_predict_layers"] else ("none", "ngram"):
+                for more in (["--qlen", "2", "--page-size", "1"], ["--qlen", "64", "--page-size", "100"]):
+                    done = self.run_program("--model", str(self.folder / name), "--prompt", "abcabcab", "--prompt", "a", "--max-tokens", "20",
+                                            "--temperature", "1", "--draft", draft, "--json", *more)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    texts.add(json.dumps(json.loads(done.stdout)["texts"]))
+            self.assertEqual(len(texts), 1, name)
 
     # ---- bad input ----
 
