@@ -318,7 +318,7 @@ int run_generate(GenerateOptions &options) {
     throw Failure(kBadInput, fmt::format("--draft: mtp, but {} has no MTP module (num_nextn_predict_layers)", options.model));
   }
   generate::demand_prompts_fit(prompts, options.decoder, weights.config.max_positions);
-  options.decoder.num_pages = options.pool_pages ? *options.pool_pages : generate::pages_for_all(options.decoder, prompts);
+  options.decoder.num_pages = options.pool_pages ? *options.pool_pages : generate::pages_for_batch(options.decoder, prompts);
   demand_memory(options, weights);
 
   std::optional<Recorder> recorder;
@@ -381,7 +381,7 @@ void add_generate(CLI::App &app, int &exit_code) {
   verb.add_option("--seed", decoder.seed, "Of the choices at a temperature (1)");
   verb.add_option("--batch", decoder.max_batch, "Texts at a time at most (8)")->check(CLI::Range(1, 4096));
   verb.add_option("--page-size", decoder.page_size, "Tokens of a page (64)")->check(CLI::Range(1, 1 << 14));
-  verb.add_option("--pool-pages", options->pool_pages, "Pages of the caches (what all prompts need at once)")
+  verb.add_option("--pool-pages", options->pool_pages, "Pages of the caches (what the texts of a batch need at most)")
       ->check(CLI::Range(1, 1 << 24));
   add_backend_option(verb, options->backend);
   verb.add_option("--threads", options->threads, "CPU threads; 0: one a processor (1)")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 
 #include "mlaverify/mlaverify.hpp"
 #include "rules/paging.h"
@@ -16,7 +17,13 @@ Attention::Attention(const ModelConfig &config, int32_t layers, const ModelOptio
       workspace_(compute.device(), [&compute] { compute.forget(); }) {
   for (int32_t i = 0; i < layers; ++i) {
     caches_.emplace_back(compute.device());
-    cache(i);
+    try {
+      cache(i);
+    } catch (const io::DeviceError &e) {
+      throw io::DeviceError("the caches: " + std::to_string(options.num_pages) + " pages of " +
+                            std::to_string(options.page_size) + " tokens in " + std::to_string(layers) +
+                            " layers: " + e.what());
+    }
     if (compute.device() != MLAVERIFY_HOST) watches_.emplace_back(compute.device());
   }
 }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 #include "generate/sampler.h"
@@ -179,13 +181,16 @@ void demand_prompts_fit(const std::vector<std::string> &prompts, const DecoderOp
   }
 }
 
-int32_t pages_for_all(const DecoderOptions &options, const std::vector<std::string> &prompts) {
-  int64_t pages = 0;
+int32_t pages_for_batch(const DecoderOptions &options, const std::vector<std::string> &prompts) {
+  std::vector<int64_t> pages;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     if (prompts[i].empty()) continue;  // the decoder refuses it
-    pages += rules::pages_for(cli::max_tokens(request_of(i, prompts[i], options), options.qlen), options.page_size);
+    pages.push_back(rules::pages_for(cli::max_tokens(request_of(i, prompts[i], options), options.qlen), options.page_size));
   }
-  return static_cast<int32_t>(std::clamp<int64_t>(pages, 1, std::numeric_limits<int32_t>::max() / options.page_size));
+  std::sort(pages.begin(), pages.end(), std::greater<>());
+  pages.resize(std::min(pages.size(), static_cast<std::size_t>(options.max_batch)));
+  const int64_t sum = std::accumulate(pages.begin(), pages.end(), int64_t{0});
+  return static_cast<int32_t>(std::clamp<int64_t>(sum, 1, std::numeric_limits<int32_t>::max() / options.page_size));
 }
 
 }  // namespace mlaverify::generate

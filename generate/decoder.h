@@ -76,7 +76,7 @@ class Decoder {
 // itself; before caches for such a prompt are made it costs nothing.
 void demand_prompts_fit(const std::vector<std::string> &prompts, const DecoderOptions &options, int32_t max_positions);
 
-// Pages for all of `prompts` at once, for any qlen up to options.qlen; at most what 2^31 tokens need.
-int32_t pages_for_all(const DecoderOptions &options, const std::vector<std::string> &prompts);
+// Pages for the options.max_batch texts that need the most, so that none waits for a page; at most what 2^31 tokens need.
+int32_t pages_for_batch(const DecoderOptions &options, const std::vector<std::string> &prompts);
 
 }  // namespace mlaverify::generate

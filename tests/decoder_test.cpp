@@ -105,7 +105,7 @@ DecoderOptions options(int32_t qlen) {
 }
 
 Written run(DecoderOptions o, const MakeDrafter &make, const std::vector<std::string> &texts, int32_t threads = 1) {
-  if (o.num_pages == 1) o.num_pages = pages_for_all(o, texts);
+  if (o.num_pages == 1) o.num_pages = pages_for_batch(o, texts);
   Model model(weights(), {backend(), threads, o.num_pages, o.page_size});
   const std::unique_ptr<Drafter> drafter = make(model, o);
   Decoder decoder(model, drafter.get(), o, texts);
@@ -199,6 +199,18 @@ TEST(Decoder, ASmallPool) {
   expect_same(run(o, kMtp, prompts()).texts, plain_texts(), "20 pages");
 }
 
+// 1, 100 and 50 bytes, 39 behind them and a step of 4: 3, 9 and 6 pages of 16.
+TEST(Decoder, PagesAreThoseOfTheLargestBatch) {
+  DecoderOptions o = options(4);
+  o.max_tokens = 40;
+  const std::vector<std::string> texts = {"a", std::string(100, 'a'), std::string(50, 'a')};
+  const std::vector<int32_t> pages = {9, 15, 18, 18};
+  for (int32_t batch = 1; batch <= 4; ++batch) {
+    o.max_batch = batch;
+    EXPECT_EQ(pages_for_batch(o, texts), pages[static_cast<std::size_t>(batch) - 1]) << batch;
+  }
+}
+
 TEST(Decoder, AtATemperatureTheSeedDecides) {
   DecoderOptions o = options(1);
   o.temperature = 0.8;
@@ -218,7 +230,7 @@ TEST(Decoder, AtATemperatureTheSeedDecides) {
 // What the observer sees is a whole step: the library computes it again, like the oracle.
 TEST(Decoder, ObservedStepsCanBeRepeated) {
   DecoderOptions o = options(4);
-  o.num_pages = pages_for_all(o, prompts());
+  o.num_pages = pages_for_batch(o, prompts());
   Model model(weights(), {backend(), 1, o.num_pages, o.page_size});
   MtpDrafter drafter(model, o.qlen);
   Decoder decoder(model, &drafter, o, prompts());

@@ -165,10 +165,19 @@ class Generate(VerbTest):
         self.refused(": cannot be made", "--model", MODEL, "--prompt", "a", "--record", "")
         self.refused("--record-steps", "--model", MODEL, "--prompt", "a", "--record-steps", "1")
 
-    def test_a_model_of_another_shape(self):
-        done = self.run_program("--model", self.model(), "--prompt", "abc", "--max-tokens", "20", "--json")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertTrue(json.loads(done.stdout)["same_text"])
+    def test_models_of_other_shapes(self):
+        one_layer = {**SMALL, "num_hidden_layers": 1, "num_attention_heads": 5, "hidden_size": 77, "kv_lora_rank": 72,
+                     "qk_rope_head_dim": 8, "qk_nope_head_dim": 1, "v_head_dim": 9, "intermediate_size": 1}
+        for name, config in (("small", SMALL), ("one layer", one_layer), ("no MTP", {**one_layer, "num_nextn_predict_layers": 0})):
+            write_random(self.folder / name, config)
+            texts = set()
+            for draft in ("none", "ngram", "mtp") if config["num_nextn_predict_layers"] else ("none", "ngram"):
+                for more in (["--qlen", "2", "--page-size", "1"], ["--qlen", "64", "--page-size", "100"]):
+                    done = self.run_program("--model", str(self.folder / name), "--prompt", "abcabcab", "--prompt", "a", "--max-tokens", "20",
+                                            "--temperature", "1", "--draft", draft, "--json", *more)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    texts.add(json.dumps(json.loads(done.stdout)["texts"]))
+            self.assertEqual(len(texts), 1, name)
 
     # ---- bad input ----
 
@@ -191,6 +200,23 @@ class Generate(VerbTest):
         self.refused("prompt 1: its 1048576 bytes, 200 to generate", *model, "--prompt-file", str(large), "--max-tokens", "200")
         self.refused("prompt 1: its 2000 bytes", *model, "--prompt", "a" * 2000, "--pool-pages", "16777216")
         self.refused("nowhere: cannot open: No such file or directory", *model, "--prompt-file", str(self.folder / "nowhere"))
+
+    @unittest.skipUnless(os.path.exists("/proc/self/mem"), "needs the files of Linux's /proc")
+    def test_files_that_cannot_be_read(self):
+        """Regular files whose size says nothing: the one fails at its first byte, the other has megabytes."""
+        self.refused("/proc/self/mem: cannot read: Input/output error", "--model", MODEL, "--prompt-file", "/proc/self/mem")
+        model = self.model()
+        os.remove(f"{model}/config.json")
+        os.symlink("/proc/self/mem", f"{model}/config.json")
+        self.refused(f"{model}/config.json: cannot read: Input/output error", "--model", model, "--prompt", "a")
+        symbols = pathlib.Path("/proc/kallsyms")
+        if symbols.exists() and len(symbols.read_bytes()) > 1 << 20:
+            self.refused(f"{symbols}: is larger than 1048576 bytes", "--model", MODEL, "--prompt-file", str(symbols))
+
+    def test_caches_that_do_not_fit(self):
+        backend = self.json("--prompt", "a", "--max-tokens", "1")["backend"]
+        self.refused("the caches: 16777216 pages of 16384 tokens", "--model", MODEL, "--prompt", "a", "--pool-pages", "16777216",
+                     "--page-size", "16384", code=3 if backend == "cuda" else 2)
 
     def test_longest_prompts(self):
         """The model has 512 positions; without drafts none are kept for them."""

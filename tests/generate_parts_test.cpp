@@ -3,9 +3,12 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
+#include "generate/buffer.h"
 #include "generate/compute.h"
 #include "generate/config.h"
 #include "generate/layers.h"
@@ -21,6 +24,20 @@
 
 namespace mlaverify::generate {
 namespace {
+
+// ---- Memory -----------------------------------------------------------------------------------------------------------
+
+#ifndef __SANITIZE_ADDRESS__  // where an allocation that fails ends the program
+TEST(Buffer, HoldsNothingAfterItCouldNotGrow) {
+  Buffer buffer(MLAVERIFY_HOST);
+  buffer.reserve<float>(1);
+  EXPECT_THROW(buffer.reserve<char>(int64_t{1} << 62), std::bad_alloc);
+  auto *numbers = buffer.reserve<float>(8);
+  for (int i = 0; i < 8; ++i) EXPECT_TRUE(std::isnan(numbers[i])) << i;  // new memory, not what was freed
+  std::fill_n(numbers, 8, 1.0f);
+  EXPECT_EQ(buffer.reserve<float>(8), numbers);
+}
+#endif
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 

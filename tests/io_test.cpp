@@ -1,5 +1,6 @@
 // The safetensors reader against files that lie, and the step file's round trip.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -194,6 +195,30 @@ TEST_F(IoTest, RefusesTypesShapesAndOffsets) {
   EXPECT_REFUSED(tensor("F32", "[1]", "[0,18446744073709551615]", 4), "reach past the end");
   EXPECT_REFUSED(tensor("F32", "[1]", "[0,3]", 4), "takes 4 bytes");
 }
+
+#ifndef __SANITIZE_ADDRESS__  // its memory is larger than any limit
+// A file without blocks on the disk, whose tensor the process may not have.
+TEST_F(IoTest, NamesATensorThatDoesNotFitInMemory) {
+  constexpr int64_t bytes = int64_t{1} << 36;
+  const std::string header = R"({"large": {"dtype": "BF16", "shape": [262144, 131072], "data_offsets": [0, 68719476736]}})";
+  write(length(header.size()) + header);
+  fs::resize_file(path(), 8 + header.size() + bytes);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  const rlimit limit = {bytes / 2, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  std::string what;
+  try {
+    read_safetensors(path());
+  } catch (const FileError &e) {
+    what = e.what();
+  } catch (const std::bad_alloc &) {
+    what = "not named";
+  }
+  setrlimit(RLIMIT_AS, &before);
+  EXPECT_EQ(what, path() + ": tensor \"large\": its 68719476736 bytes do not fit in memory");
+}
+#endif
 
 TEST_F(IoTest, RefusesOverlapsAndHoles) {
   const auto two = [](const std::string &a, const std::string &b, std::size_t bytes) {

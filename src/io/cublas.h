@@ -38,7 +38,8 @@ class Cublas {
     bf16,  // of x, weights and out; sums in f32
     f32,   // all of them, and the products too: no TF32
   };
-  // Products with the same sizes, strides and numbers are computed alike: a row's bits depend neither on its place nor on the others.
+  // Products with the same sizes, strides and numbers are computed alike. That a row's bits then depend neither on its place nor on the
+  // others cuBLAS does not promise.
   void multiply(const Product &product, Numbers numbers) const;
 
  private:

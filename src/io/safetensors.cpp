@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -293,7 +294,13 @@ SafetensorsFile read_safetensors(const std::string &path) {
       result.other_tensors[name] = entry.type->name;
       continue;
     }
-    TensorBuffer tensor(*entry.type->dtype, {entry.shape.begin(), entry.shape.end()});
+    TensorBuffer tensor;
+    try {
+      tensor = TensorBuffer(*entry.type->dtype, {entry.shape.begin(), entry.shape.end()});
+    } catch (const std::bad_alloc &) {
+      throw FileError(path, "tensor " + quote(name) + ": its " + std::to_string(entry.offsets[1] - entry.offsets[0]) +
+                                " bytes do not fit in memory");
+    }
     if (fseeko(file.get(), static_cast<off_t>(kLengthBytes + header_bytes + entry.offsets[0]), SEEK_SET) != 0) {
       throw FileError(path, "cannot seek: " + system_error());
     }

@@ -25,7 +25,7 @@ struct SafetensorsFile {
   std::map<std::string, std::string> metadata;
 };
 
-// Throws FileError, or std::bad_alloc.
+// Throws FileError, also for a tensor that does not fit in memory.
 SafetensorsFile read_safetensors(const std::string &path);
 
 // A tensor to write: contiguous.
