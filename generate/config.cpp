@@ -83,6 +83,12 @@ ModelConfig parse_config(const std::string &text, const std::string &path) {
   in.absent("q_lora_rank", "queries projected in two steps are not supported");
   in.absent("rope_scaling", "scaled rotations are not supported");
   in.absent("rope_parameters", "only rope_theta is read, scaled rotations are not supported");
+  in.absent("sliding_window", "attention to a window of keys is not supported");
+  in.absent("index_topk", "attention to chosen keys is not supported");
+  in.absent("attn_logit_softcapping", "capped scores are not supported");
+  in.absent("final_logit_softcapping", "capped scores are not supported");
+  in.fixed("partial_rotary_factor", 1, 1, "qk_rope_head_dim says what is rotated");
+  in.fixed("mlp_bias", false, false, "biases are not supported");
   if (!in.present("kv_lora_rank")) in.fail("kv_lora_rank", "there: other attention than MLA is not supported");
   in.fixed("attention_bias", false, false, "biases are not supported");
   in.fixed("hidden_act", "silu", nullptr, "no other activation is supported");
@@ -108,6 +114,7 @@ ModelConfig parse_config(const std::string &text, const std::string &path) {
   }
 
   if (c.rms_norm_eps > 1) in.fail("rms_norm_eps", "at most 1");  // far beyond, all states become 0, whatever the weights
+  if (c.rope_theta < 1) in.fail("rope_theta", "at least 1");     // far below, angles are infinite
   const std::string multiple = "a multiple of 8";
   if (c.kv_lora_rank % 8 != 0) in.fail("kv_lora_rank", multiple);
   if (c.qk_rope_head_dim % 8 != 0) in.fail("qk_rope_head_dim", multiple);

@@ -272,6 +272,21 @@ TEST(Config, RefusedWithAReason) {
             "config.json: quantization_config: {\"bits\":8}, must be absent or null: quantised weights are not supported");
   EXPECT_EQ(refusal(replaced(more, more + "\"q_lora_rank\": 16, ")),
             "config.json: q_lora_rank: 16, must be absent or null: queries projected in two steps are not supported");
+  EXPECT_EQ(refusal(replaced(more, more + "\"sliding_window\": 4096, ")),
+            "config.json: sliding_window: 4096, must be absent or null: attention to a window of keys is not supported");
+  EXPECT_EQ(refusal(replaced(more, more + "\"index_topk\": 2048, ")),
+            "config.json: index_topk: 2048, must be absent or null: attention to chosen keys is not supported");
+  for (const std::string key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    EXPECT_EQ(refusal(replaced(more, more + "\"" + key + "\": 30.0, ")),
+              "config.json: " + key + ": 30.0, must be absent or null: capped scores are not supported");
+    EXPECT_EQ(refusal(replaced(more, more + "\"" + key + "\": null, ")), "");
+  }
+  EXPECT_EQ(refusal(replaced(more, more + "\"partial_rotary_factor\": 0.5, ")),
+            "config.json: partial_rotary_factor: 0.5, must be 1: qk_rope_head_dim says what is rotated");
+  EXPECT_EQ(refusal(replaced(more, more + "\"partial_rotary_factor\": 1.0, ")), "");
+  EXPECT_EQ(refusal(replaced(more, more + "\"mlp_bias\": true, ")),
+            "config.json: mlp_bias: true, must be false: biases are not supported");
+  EXPECT_EQ(refusal(replaced("500", "0.5")), "config.json: rope_theta: 0.5, must be at least 1");
   EXPECT_EQ(refusal(replaced("256", "32000")), "config.json: vocab_size: 32000, must be 256: a token is a byte");
   EXPECT_EQ(refusal(replaced("silu", "gelu")),
             "config.json: hidden_act: \"gelu\", must be \"silu\": no other activation is supported");

@@ -50,9 +50,11 @@ std::string Cublas::version() const {
 void Cublas::set_stream(const DeviceStream &stream) {
   constexpr std::size_t workspace_bytes = std::size_t{32} << 20;  // what its documentation asks for on Hopper
   if (workspace_.bytes() == 0) workspace_ = DeviceMemory(workspace_bytes, stream.device());
-  int status = set_stream_(handle_, stream.handle());  // (takes the workspace away)
-  if (status == 0) status = set_workspace_(handle_, workspace_.data(), workspace_.bytes());
-  if (status != 0) throw DeviceError("cublasSetStream: status " + std::to_string(status));
+  const auto demand = [](int status, const char *what) {
+    if (status != 0) throw DeviceError(std::string(what) + ": status " + std::to_string(status));
+  };
+  demand(set_stream_(handle_, stream.handle()), "cublasSetStream");  // (takes the workspace away)
+  demand(set_workspace_(handle_, workspace_.data(), workspace_.bytes()), "cublasSetWorkspace");
 }
 
 void Cublas::multiply(const Product &p, Numbers numbers) const {
