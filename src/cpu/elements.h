@@ -194,7 +194,7 @@ inline Vec exp(Vec x) {
   y = fma(y, r, Vec::broadcast(1.6666665459e-1f));
   y = fma(y, r, Vec::broadcast(5.0000001201e-1f));
   y = fma(y, r * r, r + Vec::broadcast(1.0f));
-  return zero_below(y * pow2(n), x, -87.0f);
+  return fill_below(y * pow2(n), Vec::zero(), x, -87.0f);
 }
 
 inline float exp(float x) {

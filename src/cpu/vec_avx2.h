@@ -70,8 +70,8 @@ inline Vec round(Vec x) { return {_mm256_round_ps(x.v, _MM_FROUND_TO_NEAREST_INT
 inline Vec pow2(Vec n) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23))};
 }
-inline Vec zero_below(Vec x, Vec a, float limit) {
-  return {_mm256_andnot_ps(_mm256_cmp_ps(a.v, _mm256_set1_ps(limit), _CMP_LT_OQ), x.v)};
+inline Vec fill_below(Vec x, Vec fill, Vec a, float limit) {
+  return {_mm256_blendv_ps(x.v, fill.v, _mm256_cmp_ps(a.v, _mm256_set1_ps(limit), _CMP_LT_OQ))};
 }
 inline Vec fill_from(Vec a, int count, float x) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -161,8 +161,8 @@ inline Vec round(Vec x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEARES
 inline Vec pow2(Vec n) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
 }
-inline Vec zero_below(Vec x, Vec a, float limit) {
-  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_NLT_UQ), x.v)};
+inline Vec fill_below(Vec x, Vec fill, Vec a, float limit) {
+  return {_mm512_mask_mov_ps(x.v, _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_LT_OQ), fill.v)};
 }
 inline Vec fill_from(Vec a, int count, float x) {
   return {_mm512_mask_mov_ps(_mm512_set1_ps(x), static_cast<__mmask16>((1u << count) - 1), a.v)};

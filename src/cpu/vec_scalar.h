@@ -98,9 +98,9 @@ inline Vec pow2(Vec n) {
   }
   return n;
 }
-// x where a >= limit or a is NaN, else 0.
-inline Vec zero_below(Vec x, Vec a, float limit) {
-  for (int i = 0; i < Vec::width; ++i) x.v[i] = a.v[i] < limit ? 0.0f : x.v[i];
+// `fill` where a < limit, x elsewhere (and where a is NaN).
+inline Vec fill_below(Vec x, Vec fill, Vec a, float limit) {
+  for (int i = 0; i < Vec::width; ++i) x.v[i] = a.v[i] < limit ? fill.v[i] : x.v[i];
   return x;
 }
 // The lanes i >= count set to x.
