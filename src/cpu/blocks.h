@@ -131,8 +131,8 @@ class LinesAhead {
 
 // sums[k][0 ... V vectors) = sum over columns [0, n) of x[column][0 ... V vectors) * y[k][column], or with `add` += that, for K rows of
 // y: rows of queries or keys in the lanes, so that nothing is summed across them, and the other ones as `y`. x and sums have rows of ld
-// numbers, y of kColumns.
-template <int V, int K>
+// numbers, y of y_ld.
+template <int V, int K, int32_t y_ld>
 inline void score_block(const float *x, int32_t ld, const float *y, int32_t n, bool add, float *sums, LinesAhead *ahead) {
   LinesAhead lines = *ahead;
   Vec c[K][V];
@@ -142,7 +142,7 @@ inline void score_block(const float *x, int32_t ld, const float *y, int32_t n, b
     Vec a[V];
     each<V>([&](auto v) { a[v] = in_register(Vec::load(x + d * ld + v * Vec::width)); });
     each<K>([&](auto k) {
-      const Vec b = in_register(Vec::broadcast(y[k * kColumns + d]));
+      const Vec b = in_register(Vec::broadcast(y[k * y_ld + d]));
       each<V>([&](auto v) { c[k][v] = fma(a[v], b, c[k][v]); });
     });
   }

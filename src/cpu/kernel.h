@@ -103,6 +103,7 @@ inline int32_t lanes_of(int32_t rows) { return rules::round_up<int32_t>(rows, Ve
 inline bool keys_in_lanes(int32_t rows) { return lanes_of(rows) - rows >= Vec::transposing_rows; }
 
 // Sums over n columns for `lanes` rows of x, in the lanes, and `count` rows of y, as score_block().
+template <int32_t y_ld>
 inline void multiply_columns(const float *x, int32_t ld, int32_t lanes, const float *y, int32_t count, int32_t n, bool add,
                              float *sums, LinesAhead *ahead) {
   constexpr int V = Vec::score_vectors;
@@ -113,7 +114,7 @@ inline void multiply_columns(const float *x, int32_t ld, int32_t lanes, const fl
       static_assert(kTileKeys % step == 0 && Vec::width % step == 0);
       for (int32_t k = 0; k < count; k += K) {
         with_constant<K / step>(rules::min(K, rules::round_up(count - k, step)) / step, [&](auto steps) {
-          score_block<nv(), steps() * step>(x + i, ld, y + k * kColumns, n, add, sums + k * ld + i, ahead);
+          score_block<nv(), steps() * step, y_ld>(x + i, ld, y + k * y_ld, n, add, sums + k * ld + i, ahead);
         });
       }
     });
@@ -128,14 +129,18 @@ inline void float_scores(const Problem &p, const Scratch &s, const rules::CpuThr
   float *const squares = p.q_dtype == DType::f32 ? s.squares : nullptr;
   const int32_t pieces = rules::ceil_div(p.qk_dim, Vec::width) * (key_lanes / Vec::width);
   const auto fetch = [=] { ahead->fetch_part(pieces); };
-  for (int32_t d = 0; d < p.qk_dim; d += kColumns) {
-    const int32_t n = rules::min(kColumns, p.qk_dim - d);
+  const int32_t columns = score_columns(p);
+  const auto multiply = [=](auto... x) {
+    columns == kColumns ? multiply_columns<kColumns>(x...) : multiply_columns<kFloatColumns>(x...);
+  };
+  for (int32_t d = 0; d < p.qk_dim; d += columns) {
+    const int32_t n = rules::min(columns, p.qk_dim - d);
     if (transposed) {
       convert_transposed(p.kv_dtype, keys.row, count, d, n, s.kv, l.scores_ld, squares, fetch);
-      multiply_columns(s.kv, l.scores_ld, key_lanes, s.q + d * rows, rows, n, d > 0, s.scores, ahead);
+      multiply(s.kv, l.scores_ld, key_lanes, s.q + d * rows, rows, n, d > 0, s.scores, ahead);
     } else {
-      convert(p.kv_dtype, keys.row, count, d, n, s.kv, kColumns, squares);
-      multiply_columns(s.q + d * lanes, lanes, lanes, s.kv, count, n, d > 0, s.key_scores, ahead);
+      convert(p.kv_dtype, keys.row, count, d, n, s.kv, columns, squares);
+      multiply(s.q + d * lanes, lanes, lanes, s.kv, count, n, d > 0, s.key_scores, ahead);
     }
   }
 }
@@ -261,7 +266,7 @@ void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTi
                   sizeof(uint16_t) * static_cast<size_t>(p.qk_dim));
     return;
   }
-  const int32_t lanes = lanes_of(tile.rows), size = rules::dtype_bytes(p.q_dtype);
+  const int32_t lanes = lanes_of(tile.rows), size = rules::dtype_bytes(p.q_dtype), columns = score_columns(p);
   const bool f32 = p.q_dtype == DType::f32, transposed = keys_in_lanes(tile.rows);
   for (int32_t first = 0; first < lanes; first += Vec::width) {
     const int32_t count = rules::min(Vec::width, tile.rows - first);
@@ -270,11 +275,11 @@ void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTi
     // Converted where keys will lie. What is in rows that are missing is multiplied, too, but not looked at.
     std::memset(s.kv, 0, sizeof(float) * Vec::width * kColumns);
     std::memset(s.squares, 0, sizeof(float) * Vec::width * kTileKeys);
-    for (int32_t d = 0; d < p.qk_dim; d += kColumns) {
-      const int32_t n = rules::min(kColumns, p.qk_dim - d);
-      float *const to = transposed ? s.q + d * tile.rows + first * kColumns : s.kv;
-      convert(p.q_dtype, rows, count, d, n, to, kColumns, f32 ? s.squares : nullptr);
-      if (!transposed) transpose(s.kv, kColumns, Vec::width, n, s.q + d * lanes + first, lanes);
+    for (int32_t d = 0; d < p.qk_dim; d += columns) {
+      const int32_t n = rules::min(columns, p.qk_dim - d);
+      float *const to = transposed ? s.q + d * tile.rows + first * columns : s.kv;
+      convert(p.q_dtype, rows, count, d, n, to, columns, f32 ? s.squares : nullptr);
+      if (!transposed) transpose(s.kv, columns, Vec::width, n, s.q + d * lanes + first, lanes);
     }
     for (int32_t i = 0; f32 && i < count; ++i) s.q_norms[first + i] = norm_bound(s.squares + i * Vec::width);
   }
