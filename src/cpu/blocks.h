@@ -72,6 +72,22 @@ struct CachedKeys {
   const char *const *row;
   Vec at(int32_t key, int64_t column) const { return load(reinterpret_cast<const T *>(row[key]) + column); }
 };
+// bf16 rows as they lie in the cache, for accumulators in the order of load_bf16_pairs(): an instruction less a vector.
+struct PairProducts : FloatProducts {
+  template <int C, class Keys>
+  [[gnu::always_inline]] static void values(const Keys &keys, int32_t k, int32_t /*end*/, int64_t column, Operand (&b)[C]) {
+    const auto *const row = reinterpret_cast<const uint16_t *>(keys.row[k]) + column;
+    each<(C + 1) / 2>([&](auto i) {
+      constexpr int j = 2 * i();
+      Operand second;
+      load_bf16_pairs(row + j * Vec::width, &b[j], j + 1 < C ? &b[j + 1] : &second);
+    });
+  }
+};
+struct PairKeys {
+  using Products = PairProducts;
+  const char *const *row;
+};
 template <class V>
 struct Bf16Keys {
   using Products = Bf16Products<V>;

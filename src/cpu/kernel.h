@@ -6,9 +6,10 @@
 //     for each block of columns
 //       convert it to f32                                   kv         [keys, columns] (L1)
 //       key_scores += kv q^T, keys x rows in registers      key_scores [keys, rows]    (L1)
-//     where rows would leave many lanes empty: convert and transpose a block of columns, scores += q kv^T, transpose them: the same sums
 //     f32 queries: scores too large for f32 again in f64
-//     online softmax in place, rows in the lanes: scores become weights, max and sum move on, acc is rescaled where max grew
+//     online softmax in place, a row a lane: scores become weights, max and sum move on, acc is rescaled where max grew
+//     where rows would leave many lanes empty: convert and transpose a block of columns, scores += q kv^T, softmax along them, and weights
+//       transposed to key_scores: the same sums
 //     acc += weights kv[:, :Lv], rows x vectors in registers; keys are converted a block of columns at a time again, or as they are
 //       loaded where that is cheap beside the products: the same bits
 //   Where products take pairs of bf16 numbers (multiplies_bf16), only FP8 and records are converted, to these, and scores are rows x keys
@@ -87,12 +88,17 @@ inline void make_bf16_keys(const Problem &p, const Scratch &s, const rules::CpuT
   }
 }
 
-// Whether the second product converts cached rows as it loads them, in each block of rows again: f32 numbers take nothing, 16-bit numbers
-// two or three instructions a vector, FP8 and records more.
+// Whether the second product converts cached rows as it loads them, in each block of rows again, other than in_pairs(): f32 numbers take
+// nothing, f16 numbers two instructions a vector, the other types more.
 inline bool loads_cached(const Problem &p, int32_t rows) {
-  const bool cheap = p.kv_dtype == DType::f32 || ((Vec::converts_as_it_loads || rows <= Vec::value_rows) &&
-                                                  !rules::is_fp8(p.kv_dtype) && !rules::is_record(p.kv_dtype));
+  const bool cheap =
+      p.kv_dtype == DType::f32 || (p.kv_dtype == DType::f16 && (Vec::converts_as_it_loads || rows <= Vec::value_rows));
   return cheap && p.v_dim % Vec::width == 0;
+}
+
+// Whether accumulators are in the order of load_bf16_pairs().
+inline bool in_pairs(const Problem &p) {
+  return p.kv_dtype == DType::bf16 && !multiplies_bf16(p) && p.v_dim % (2 * Vec::width) == 0;
 }
 
 // Rows of a tile in whole vectors.
@@ -234,8 +240,8 @@ template <class V = Vec>
       return all_columns(values);
     }
   }
+  if (in_pairs(p)) return all_columns(PairKeys{keys.row});
   if (loads_cached(p, rows)) {
-    if (p.kv_dtype == DType::bf16) return all_columns(CachedKeys<uint16_t, Vec::load_bf16>{keys.row});
     if (p.kv_dtype == DType::f16) return all_columns(CachedKeys<uint16_t, Vec::load_f16>{keys.row});
     return all_columns(CachedKeys<float, Vec::load>{keys.row});
   }
@@ -400,7 +406,14 @@ void finish(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &ti
     // Keys, but every score -inf: sum is 0 and the softmax is undefined, so NaN as by definition, not the -inf of a row without
     // keys.
     const bool undefined = node.sum[r] == 0.0f;
-    store_row(p.q_dtype, node.acc + r * l.node.acc_ld, cache_scale(p) / node.sum[r], p.v_dim, p.out, at);
+    float *const acc = node.acc + r * l.node.acc_ld;
+    for (int32_t c = 0; in_pairs(p) && c < p.v_dim; c += 2 * Vec::width) {
+      Vec first = Vec::load(acc + c), second = Vec::load(acc + c + Vec::width);
+      join_pairs(&first, &second);
+      first.store(acc + c);
+      second.store(acc + c + Vec::width);
+    }
+    store_row(p.q_dtype, acc, cache_scale(p) / node.sum[r], p.v_dim, p.out, at);
     *lse = undefined ? std::numeric_limits<float>::quiet_NaN() : node.max[r] + std::log(node.sum[r]);
   }
 }

@@ -62,6 +62,16 @@ inline Vec in_register(Vec x) {
   asm("" : "+x"(x.v));
   return x;
 }
+inline void load_bf16_pairs(const uint16_t *p, Vec *first, Vec *second) {
+  const Vec x = in_register({_mm256_loadu_ps(reinterpret_cast<const float *>(p))});
+  first->v = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.v), 16));
+  second->v = _mm256_and_ps(x.v, _mm256_castsi256_ps(_mm256_set1_epi32(-65536)));
+}
+inline void join_pairs(Vec *first, Vec *second) {
+  const __m256 low = _mm256_unpacklo_ps(first->v, second->v), high = _mm256_unpackhi_ps(first->v, second->v);
+  first->v = _mm256_permute2f128_ps(low, high, 0x20);
+  second->v = _mm256_permute2f128_ps(low, high, 0x31);
+}
 inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }

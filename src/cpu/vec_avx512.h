@@ -153,6 +153,17 @@ inline __m512i pair_places(int32_t first) {
 inline Bf16Pairs first_pairs(Bf16Pairs x, Bf16Pairs y) { return {_mm512_permutex2var_epi16(x.v, pair_places(0), y.v)}; }
 inline Bf16Pairs last_pairs(Bf16Pairs x, Bf16Pairs y) { return {_mm512_permutex2var_epi16(x.v, pair_places(16), y.v)}; }
 #endif
+inline void load_bf16_pairs(const uint16_t *p, Vec *first, Vec *second) {
+  const Vec x = in_register({_mm512_loadu_ps(p)});
+  first->v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x.v), 16));
+  second->v = _mm512_and_ps(x.v, _mm512_castsi512_ps(_mm512_set1_epi32(-65536)));
+}
+inline void join_pairs(Vec *first, Vec *second) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512 a = first->v, b = second->v;
+  first->v = _mm512_permutex2var_ps(a, low, b);
+  second->v = _mm512_permutex2var_ps(a, _mm512_add_epi32(low, _mm512_set1_epi32(8)), b);
+}
 inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }

@@ -63,6 +63,19 @@ struct Vec {
 };
 
 inline Vec in_register(Vec x) { return x; }
+// The bf16 numbers of two vectors, in pairs in the lanes: the first ones of the pairs, the second ones. join_pairs() puts them in their places.
+inline void load_bf16_pairs(const uint16_t *p, Vec *first, Vec *second) {
+  for (int i = 0; i < Vec::width; ++i) {
+    first->v[i] = rules::bf16_to_float(p[2 * i]);
+    second->v[i] = rules::bf16_to_float(p[2 * i + 1]);
+  }
+}
+inline void join_pairs(Vec *first, Vec *second) {
+  const Vec a = *first, b = *second;
+  for (int i = 0; i < 2 * Vec::width; ++i) {
+    (i < Vec::width ? first : second)->v[i % Vec::width] = (i % 2 == 0 ? a : b).v[i / 2];
+  }
+}
 inline Vec operator+(Vec a, Vec b) {
   for (int i = 0; i < Vec::width; ++i) a.v[i] += b.v[i];
   return a;
