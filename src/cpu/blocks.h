@@ -111,7 +111,8 @@ struct RecordValues {
   typename V::Bf16Pairs at(int32_t key, int32_t column) const { return V::Bf16Pairs::load(row(key) + column); }
 };
 
-// Brings keys to the cache while something else is computed, a line a step: many at once would block other loads. In the order in which
+// Brings keys to the cache while something else is computed, a line a step: many at once would block other loads. (In loops that are over in
+// a few cycles a step costs more than it gives: Vec::steps_a_line of them share one.) In the order in which
 // they lie, so that the processor's own prefetching takes part. Loops work on a copy, which stays in registers.
 class LinesAhead {
  public:
@@ -154,7 +155,7 @@ inline void score_block(const float *x, int32_t ld, const float *y, int32_t n, b
   Vec c[K][V];
   each<K>([&](auto k) { each<V>([&](auto v) { c[k][v] = Vec::zero(); }); });
   for (int32_t d = 0; d < n; ++d) {
-    lines.step();
+    if (d % Vec::steps_a_line == 0) lines.step();
     Vec a[V];
     each<V>([&](auto v) { a[v] = in_register(Vec::load(x + d * ld + v * Vec::width)); });
     each<K>([&](auto k) {
@@ -219,7 +220,7 @@ inline void value_block(const float *weights, int32_t weights_ld, const Keys &ke
   each<R>(
       [&](auto r) { each<C>([&](auto j) { c[r][j] = first ? Vec::zero() : Vec::load(acc + r * acc_ld + j * Vec::width); }); });
   for (int32_t k = begin; k < end; k += Products::keys) {
-    lines.step();
+    if (k % Vec::steps_a_line == 0) lines.step();
     Operand b[C];
     Products::values(keys, k, end, column, b);
     each<R>([&](auto r) {

@@ -10,7 +10,7 @@ struct Vec {
   static constexpr int width = 8;
   // Register blocks of blocks.h: accumulators, operands and one more are 16 registers.
   static constexpr int score_accumulators = 12, score_vectors = 2, value_rows = 6, value_vectors = 2;
-  static constexpr int score_columns = 32;
+  static constexpr int score_columns = 32, steps_a_line = 4;
   static constexpr int transposing_rows = 4;           // so many take about as long as the transposition of keys
   static constexpr bool converts_as_it_loads = false;  // two vectors a block: conversions would cost as much as products
   static constexpr bool multiplies_bf16 = false;

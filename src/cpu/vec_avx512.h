@@ -29,7 +29,7 @@ struct Vec {
   static constexpr int width = 16;
   // Register blocks of blocks.h: accumulators, operands and one more are 32 registers.
   static constexpr int score_accumulators = 24, score_vectors = 4, value_rows = 6, value_vectors = 4;
-  static constexpr int score_columns = 64;
+  static constexpr int score_columns = 64, steps_a_line = 1;
   static constexpr int pair_rows = 4, pair_keys = 6;
   static constexpr int transposing_rows = 7;          // so many take about as long as the transposition of keys
   static constexpr bool converts_as_it_loads = true;  // two instructions for six products
