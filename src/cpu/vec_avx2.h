@@ -63,7 +63,7 @@ inline Vec in_register(Vec x) {
   return x;
 }
 inline void load_bf16_pairs(const uint16_t *p, Vec *first, Vec *second) {
-  const Vec x = in_register({_mm256_loadu_ps(reinterpret_cast<const float *>(p))});
+  const Vec x = in_register(Vec{_mm256_loadu_ps(reinterpret_cast<const float *>(p))});
   first->v = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.v), 16));
   second->v = _mm256_and_ps(x.v, _mm256_castsi256_ps(_mm256_set1_epi32(-65536)));
 }

@@ -154,7 +154,7 @@ inline Bf16Pairs first_pairs(Bf16Pairs x, Bf16Pairs y) { return {_mm512_permutex
 inline Bf16Pairs last_pairs(Bf16Pairs x, Bf16Pairs y) { return {_mm512_permutex2var_epi16(x.v, pair_places(16), y.v)}; }
 #endif
 inline void load_bf16_pairs(const uint16_t *p, Vec *first, Vec *second) {
-  const Vec x = in_register({_mm512_loadu_ps(p)});
+  const Vec x = in_register(Vec{_mm512_loadu_ps(p)});
   first->v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x.v), 16));
   second->v = _mm512_and_ps(x.v, _mm512_castsi512_ps(_mm512_set1_epi32(-65536)));
 }
