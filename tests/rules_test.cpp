@@ -349,8 +349,8 @@ RC_GTEST_PROP(Workspace, SectionsAreApartAndAligned, ()) {
   const int32_t rows = cpu_tile_rows(p), keys = cpu_config().block_n;
   const int64_t pair_keys = bf16_products(p) ? kBf16TileKeys : 0;
   const std::vector<std::pair<int64_t, int64_t>> sections = {
-      {l.q, int64_t{round_up(rows, 16)} * l.q_ld},
-      {l.kv, max(int64_t{keys} * max(l.kv_ld, kCpuValueColumns), pair_keys * l.kv_bf16_ld)},
+      {l.q, int64_t{round_up(rows, 16)} * max(l.q_ld, round_up(qk_dim, kCpuScoreColumns))},
+      {l.kv, max(int64_t{keys} * max(l.kv_ld, max(kCpuValueColumns, kCpuScoreColumns)), pair_keys * l.kv_bf16_ld)},
       {l.squares, int64_t{keys} * 16},
       {l.key_scores, int64_t{keys} * round_up(rows, 16)},
       {l.scores, round_up(rows, 16) * max<int64_t>(l.scores_ld, pair_keys)},

@@ -17,7 +17,7 @@ namespace {
 
 using rules::bits_from_float;
 
-constexpr uint32_t kMost = 16;  // lanes
+constexpr uint32_t kMost = 32;  // numbers of two vectors
 
 // NaN stays NaN; which one is left to the hardware.
 void expect_same(float got, float want, uint32_t code) {
@@ -77,6 +77,7 @@ TEST_P(VecTest, LoadsEveryCode) {
   const auto width = static_cast<uint32_t>(v.width);
   expect_all_codes<uint16_t>(width, v.load_f16, [](uint16_t x) { return rules::f16_to_float(x); });
   expect_all_codes<uint16_t>(width, v.load_bf16, [](uint16_t x) { return rules::bf16_to_float(x); });
+  expect_all_codes<uint16_t>(2 * width, v.load_bf16_pairs, [](uint16_t x) { return rules::bf16_to_float(x); });
   expect_all_codes<uint8_t>(width, v.load_e4m3, [](uint8_t x) { return rules::e4m3_to_float(x); });
   expect_all_codes<uint8_t>(width, v.load_e5m2, [](uint8_t x) { return rules::e5m2_to_float(x); });
 }

@@ -10,15 +10,17 @@ namespace mlaverify::cpu {
 namespace {
 
 // What the second product multiplies (`Operand`), where it takes that from, and how many keys of an output (`keys`) one of them sums.
+// Weights of f32 products are [keys, ld], of bf16 products [rows, ld] floats.
 
 struct FloatProducts {
   using Operand = Vec;
   static constexpr int32_t keys = 1;
   template <int C, class Keys>
-  [[gnu::always_inline]] static void values(const Keys &keys, int32_t k, int32_t /*end*/, int32_t column, Operand (&b)[C]) {
+  [[gnu::always_inline]] static void values(const Keys &keys, int32_t k, int32_t /*end*/, int64_t column, Operand (&b)[C]) {
     each<C>([&](auto j) { b[j] = keys.at(k, column + j * Vec::width); });
   }
-  static Operand weight(const float *weights, int32_t k) { return Vec::broadcast(weights[k]); }
+  static const float *from_row(const float *weights, int64_t /*ld*/, int32_t r) { return weights + r; }
+  static Operand weight(const float *weights, int64_t ld, int32_t r, int32_t k) { return Vec::broadcast(weights[k * ld + r]); }
 };
 
 // Of pairs of bf16 numbers, summed in f32. Rows of queries and of weights, half as long, lie in the places of those in f32.
@@ -39,8 +41,9 @@ struct Bf16Products {
       if constexpr (j + 1 < C) b[j + 1] = last_pairs(x, y);
     });
   }
-  static Operand weight(const float *weights, int32_t k) {
-    return Operand::broadcast(reinterpret_cast<const uint16_t *>(weights) + k);
+  static const float *from_row(const float *weights, int64_t ld, int32_t r) { return weights + r * ld; }
+  static Operand weight(const float *weights, int64_t ld, int32_t r, int32_t k) {
+    return Operand::broadcast(reinterpret_cast<const uint16_t *>(weights + r * ld) + k);
   }
   static void round_weights(float *weights, int32_t n) {
     for (int32_t i = 0; i < n; i += columns) {
@@ -61,13 +64,29 @@ struct ConvertedKeys {
   using Products = FloatProducts;
   const float *kv;
   int32_t first;  // column
-  Vec at(int32_t key, int32_t column) const { return Vec::load(kv + key * kValueColumns + (column - first)); }
+  Vec at(int32_t key, int64_t column) const { return Vec::load(kv + key * kValueColumns + (column - first)); }
 };
 template <class T, Vec (*load)(const T *)>
 struct CachedKeys {
   using Products = FloatProducts;
   const char *const *row;
-  Vec at(int32_t key, int32_t column) const { return load(reinterpret_cast<const T *>(row[key]) + column); }
+  Vec at(int32_t key, int64_t column) const { return load(reinterpret_cast<const T *>(row[key]) + column); }
+};
+// bf16 rows as they lie in the cache, for accumulators in the order of load_bf16_pairs(): an instruction less a vector.
+struct PairProducts : FloatProducts {
+  template <int C, class Keys>
+  [[gnu::always_inline]] static void values(const Keys &keys, int32_t k, int32_t /*end*/, int64_t column, Operand (&b)[C]) {
+    const auto *const row = reinterpret_cast<const uint16_t *>(keys.row[k]) + column;
+    each<(C + 1) / 2>([&](auto i) {
+      constexpr int j = 2 * i();
+      Operand second;
+      load_bf16_pairs(row + j * Vec::width, &b[j], j + 1 < C ? &b[j + 1] : &second);
+    });
+  }
+};
+struct PairKeys {
+  using Products = PairProducts;
+  const char *const *row;
 };
 template <class V>
 struct Bf16Keys {
@@ -92,14 +111,15 @@ struct RecordValues {
   typename V::Bf16Pairs at(int32_t key, int32_t column) const { return V::Bf16Pairs::load(row(key) + column); }
 };
 
-// Brings keys to the cache while something else is computed, a line a step: many at once would block other loads. In the order in which
+// Brings keys to the cache while something else is computed, a line a step: many at once would block other loads. (In loops that are over in
+// a few cycles a step costs more than it gives: Vec::steps_a_line of them share one.) In the order in which
 // they lie, so that the processor's own prefetching takes part. Loops work on a copy, which stays in registers.
 class LinesAhead {
  public:
   // Of keys of `bytes` bytes each.
   LinesAhead(const KeyRows &keys, int64_t bytes) : keys_(&keys), bytes_(bytes) {}
 
-  void step() {
+  [[gnu::always_inline]] void step() {
     if (at_ >= end_) {
       if (row_ == keys_->count) return;
       const char *const row = keys_->row[row_++];
@@ -128,18 +148,18 @@ class LinesAhead {
 
 // sums[k][0 ... V vectors) = sum over columns [0, n) of x[column][0 ... V vectors) * y[k][column], or with `add` += that, for K rows of
 // y: rows of queries or keys in the lanes, so that nothing is summed across them, and the other ones as `y`. x and sums have rows of ld
-// numbers, y of kColumns.
-template <int V, int K>
+// numbers, y of y_ld.
+template <int V, int K, int32_t y_ld>
 inline void score_block(const float *x, int32_t ld, const float *y, int32_t n, bool add, float *sums, LinesAhead *ahead) {
   LinesAhead lines = *ahead;
   Vec c[K][V];
   each<K>([&](auto k) { each<V>([&](auto v) { c[k][v] = Vec::zero(); }); });
   for (int32_t d = 0; d < n; ++d) {
-    lines.step();
+    if (d % Vec::steps_a_line == 0) lines.step();
     Vec a[V];
     each<V>([&](auto v) { a[v] = in_register(Vec::load(x + d * ld + v * Vec::width)); });
     each<K>([&](auto k) {
-      const Vec b = in_register(Vec::broadcast(y[k * kColumns + d]));
+      const Vec b = in_register(Vec::broadcast(y[k * y_ld + d]));
       each<V>([&](auto v) { c[k][v] = fma(a[v], b, c[k][v]); });
     });
   }
@@ -188,22 +208,23 @@ inline void score_pairs(const float *q, int32_t q_ld, const Keys &keys, int32_t 
   each<R>([&](auto r) { sums(c[r], scores + r * scores_ld); });
 }
 
-// acc[r][0 ... C vectors) += sum over keys [begin, end) of weights[r][k] * key k, lanes along its columns from `column` on. `begin` is a
+// acc[r][0 ... C vectors), or with `first` 0, += sum over keys [begin, end) of weights[r][k] * key k, lanes along its columns from `column` on. `begin` is a
 // multiple of the keys that one product sums.
 template <int R, int C, class Keys>
 inline void value_block(const float *weights, int32_t weights_ld, const Keys &keys, int32_t column, int32_t begin, int32_t end,
-                        float *acc, int32_t acc_ld, LinesAhead *ahead) {
+                        bool first, float *acc, int32_t acc_ld, LinesAhead *ahead) {
   LinesAhead lines = *ahead;
   using Products = typename Keys::Products;
   using Operand = typename Products::Operand;
   Vec c[R][C];
-  each<R>([&](auto r) { each<C>([&](auto j) { c[r][j] = Vec::load(acc + r * acc_ld + j * Vec::width); }); });
+  each<R>(
+      [&](auto r) { each<C>([&](auto j) { c[r][j] = first ? Vec::zero() : Vec::load(acc + r * acc_ld + j * Vec::width); }); });
   for (int32_t k = begin; k < end; k += Products::keys) {
-    lines.step();
+    if (k % Vec::steps_a_line == 0) lines.step();
     Operand b[C];
     Products::values(keys, k, end, column, b);
     each<R>([&](auto r) {
-      const Operand a = Products::weight(weights + r * weights_ld, k);
+      const Operand a = Products::weight(weights, weights_ld, r, k);
       each<C>([&](auto j) { c[r][j] = fma(a, b[j], c[r][j]); });
     });
   }

@@ -36,8 +36,11 @@ template <int n, class F>
 
 // Columns that a score sums apart from the others, before these sums are added in order: rounding adds up neither along the width nor
 // along the sums (docs/tolerance.md). And columns of a key tile that are converted at a time: so many stay in L1 while they are used.
-constexpr int32_t kColumns = 32;
-constexpr int32_t kValueColumns = rules::max<int32_t>(kColumns, Vec::width *int32_t{Vec::value_vectors});
+// Fewer for f32 queries, which need the shorter sums.
+constexpr int32_t kColumns = Vec::score_columns, kFloatColumns = 32;
+static_assert(kColumns <= rules::kCpuScoreColumns);
+inline int32_t score_columns(const Problem &p) { return p.q_dtype == DType::f32 ? kFloatColumns : kColumns; }
+constexpr int32_t kValueColumns = rules::max<int32_t>(kFloatColumns, Vec::width *int32_t{Vec::value_vectors});
 static_assert(kValueColumns <= rules::kCpuValueColumns);
 
 // n numbers (a multiple of 8) from `from` on as f32 to `to`; what is missing in the last vector is set to 0. keep(x): every vector.
@@ -51,7 +54,7 @@ inline void convert_row(const T *from, int32_t n, float *to, Load load, Keep kee
     keep(x);
     i += Vec::width;
   };
-  while (i + kColumns <= n) each<kColumns / Vec::width>([&](auto) { next(); });
+  while (i + kFloatColumns <= n) each<kFloatColumns / Vec::width>([&](auto) { next(); });
   while (i + Vec::width <= n) next();
   if constexpr (Vec::width > 8) {
     if (i < n) next(n - i);
@@ -194,7 +197,7 @@ inline Vec exp(Vec x) {
   y = fma(y, r, Vec::broadcast(1.6666665459e-1f));
   y = fma(y, r, Vec::broadcast(5.0000001201e-1f));
   y = fma(y, r * r, r + Vec::broadcast(1.0f));
-  return zero_below(y * pow2(n), x, -87.0f);
+  return fill_below(y * pow2(n), Vec::zero(), x, -87.0f);
 }
 
 inline float exp(float x) {

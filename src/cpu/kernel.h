@@ -6,10 +6,10 @@
 //     for each block of columns
 //       convert it to f32                                   kv         [keys, columns] (L1)
 //       key_scores += kv q^T, keys x rows in registers      key_scores [keys, rows]    (L1)
-//     transpose them                                        scores     [rows, keys]    (L1)
-//     where rows would leave many lanes empty: convert and transpose a block of columns, and scores += q kv^T: the same sums
 //     f32 queries: scores too large for f32 again in f64
-//     online softmax in place: scores become weights, max and sum move on, acc is rescaled where max grew
+//     online softmax in place, a row a lane: scores become weights, max and sum move on, acc is rescaled where max grew
+//     where rows would leave many lanes empty: convert and transpose a block of columns, scores += q kv^T, softmax along them, and weights
+//       transposed to key_scores: the same sums
 //     acc += weights kv[:, :Lv], rows x vectors in registers; keys are converted a block of columns at a time again, or as they are
 //       loaded where that is cheap beside the products: the same bits
 //   Where products take pairs of bf16 numbers (multiplies_bf16), only FP8 and records are converted, to these, and scores are rows x keys
@@ -88,12 +88,17 @@ inline void make_bf16_keys(const Problem &p, const Scratch &s, const rules::CpuT
   }
 }
 
-// Whether the second product converts cached rows as it loads them, in each block of rows again: f32 numbers take nothing, 16-bit numbers
-// two or three instructions a vector, FP8 and records more.
+// Whether the second product converts cached rows as it loads them, in each block of rows again, other than in_pairs(): f32 numbers take
+// nothing, f16 numbers two instructions a vector, the other types more.
 inline bool loads_cached(const Problem &p, int32_t rows) {
-  const bool cheap = p.kv_dtype == DType::f32 || ((Vec::converts_as_it_loads || rows <= Vec::value_rows) &&
-                                                  !rules::is_fp8(p.kv_dtype) && !rules::is_record(p.kv_dtype));
+  const bool cheap =
+      p.kv_dtype == DType::f32 || (p.kv_dtype == DType::f16 && (Vec::converts_as_it_loads || rows <= Vec::value_rows));
   return cheap && p.v_dim % Vec::width == 0;
+}
+
+// Whether accumulators are in the order of load_bf16_pairs().
+inline bool in_pairs(const Problem &p) {
+  return p.kv_dtype == DType::bf16 && !multiplies_bf16(p) && p.v_dim % (2 * Vec::width) == 0;
 }
 
 // Rows of a tile in whole vectors.
@@ -104,6 +109,7 @@ inline int32_t lanes_of(int32_t rows) { return rules::round_up<int32_t>(rows, Ve
 inline bool keys_in_lanes(int32_t rows) { return lanes_of(rows) - rows >= Vec::transposing_rows; }
 
 // Sums over n columns for `lanes` rows of x, in the lanes, and `count` rows of y, as score_block().
+template <int32_t y_ld>
 inline void multiply_columns(const float *x, int32_t ld, int32_t lanes, const float *y, int32_t count, int32_t n, bool add,
                              float *sums, LinesAhead *ahead) {
   constexpr int V = Vec::score_vectors;
@@ -114,7 +120,7 @@ inline void multiply_columns(const float *x, int32_t ld, int32_t lanes, const fl
       static_assert(kTileKeys % step == 0 && Vec::width % step == 0);
       for (int32_t k = 0; k < count; k += K) {
         with_constant<K / step>(rules::min(K, rules::round_up(count - k, step)) / step, [&](auto steps) {
-          score_block<nv(), steps() * step>(x + i, ld, y + k * kColumns, n, add, sums + k * ld + i, ahead);
+          score_block<nv(), steps() * step, y_ld>(x + i, ld, y + k * y_ld, n, add, sums + k * ld + i, ahead);
         });
       }
     });
@@ -129,17 +135,20 @@ inline void float_scores(const Problem &p, const Scratch &s, const rules::CpuThr
   float *const squares = p.q_dtype == DType::f32 ? s.squares : nullptr;
   const int32_t pieces = rules::ceil_div(p.qk_dim, Vec::width) * (key_lanes / Vec::width);
   const auto fetch = [=] { ahead->fetch_part(pieces); };
-  for (int32_t d = 0; d < p.qk_dim; d += kColumns) {
-    const int32_t n = rules::min(kColumns, p.qk_dim - d);
+  const int32_t columns = score_columns(p);
+  const auto multiply = [=](auto... x) {
+    columns == kColumns ? multiply_columns<kColumns>(x...) : multiply_columns<kFloatColumns>(x...);
+  };
+  for (int32_t d = 0; d < p.qk_dim; d += columns) {
+    const int32_t n = rules::min(columns, p.qk_dim - d);
     if (transposed) {
       convert_transposed(p.kv_dtype, keys.row, count, d, n, s.kv, l.scores_ld, squares, fetch);
-      multiply_columns(s.kv, l.scores_ld, key_lanes, s.q + d * rows, rows, n, d > 0, s.scores, ahead);
+      multiply(s.kv, l.scores_ld, key_lanes, s.q + d * rows, rows, n, d > 0, s.scores, ahead);
     } else {
-      convert(p.kv_dtype, keys.row, count, d, n, s.kv, kColumns, squares);
-      multiply_columns(s.q + d * lanes, lanes, lanes, s.kv, count, n, d > 0, s.key_scores, ahead);
+      convert(p.kv_dtype, keys.row, count, d, n, s.kv, columns, squares);
+      multiply(s.q + d * lanes, lanes, lanes, s.kv, count, n, d > 0, s.key_scores, ahead);
     }
   }
-  if (!transposed) transpose(s.key_scores, lanes, count, lanes, s.scores, l.scores_ld);
 }
 
 template <class Keys>
@@ -172,13 +181,22 @@ inline void scores_of(const Problem &p, const Scratch &s, const rules::CpuThread
   float_scores(p, s, l, rows, keys, ahead);
 }
 
-// Of columns [begin, end). visible[r]: keys of the tile that row r sees, the first ones.
+// Weights of the rows of a tile, as blocks.h has them.
+struct Weights {
+  const float *from;
+  int32_t ld;
+};
+
+// Of columns [begin, end). visible[r]: keys of the tile that row r sees, the first ones. first: nothing was added to acc before.
 template <class Keys>
-inline void add_columns(const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const Keys &keys,
-                        const int32_t *visible, int32_t begin, int32_t end, float *acc, LinesAhead *ahead) {
+inline void add_columns(Weights weights, int32_t ld, int32_t rows, const Keys &keys, const int32_t *visible, bool first,
+                        int32_t begin, int32_t end, float *acc, LinesAhead *ahead) {
   using Products = typename Keys::Products;
   constexpr int R = Vec::value_rows, C = Vec::value_vectors;
-  const int32_t ld = l.node.acc_ld;
+  const auto add = [&](auto nr, auto nc, int32_t r, int32_t c, int32_t from, int32_t to) {
+    value_block<nr(), nc()>(Products::from_row(weights.from, weights.ld, r), weights.ld, keys, c, from, to, first && from == 0,
+                            acc + r * ld + c, ld, ahead);
+  };
   for (int32_t c = begin; c < end; c += C * Vec::width) {
     with_constant<C>(rules::min(C, rules::ceil_div(end - c, Vec::width)), [&](auto nc) {
       for (int32_t r = 0; r < rows; r += R) {
@@ -190,12 +208,9 @@ inline void add_columns(const Scratch &s, const rules::CpuThreadLayout &l, int32
             most = rules::max(most, visible[r + i]);
           }
           if (common < most) common -= common % Products::keys;
-          value_block<nr(), nc()>(s.scores + r * l.scores_ld, l.scores_ld, keys, c, 0, common, acc + r * ld + c, ld, ahead);
+          add(nr, nc, r, c, 0, common);
           for (int32_t i = r; i < r + nr(); ++i) {  // boundary tiles: what some rows of the block see and others don't
-            if (visible[i] > common) {
-              value_block<1, nc()>(s.scores + i * l.scores_ld, l.scores_ld, keys, c, common, visible[i], acc + i * ld + c, ld,
-                                   ahead);
-            }
+            if (visible[i] > common) add(std::integral_constant<int, 1>(), nc, i, c, common, visible[i]);
           }
         });
       }
@@ -204,11 +219,15 @@ inline void add_columns(const Scratch &s, const rules::CpuThreadLayout &l, int32
 }
 
 template <class V = Vec>
-inline void add_values(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows, const KeyRows &keys,
-                       const int32_t *visible, float *acc, LinesAhead *ahead) {
-  const auto all_columns = [&](const auto &k) { add_columns(s, l, rows, k, visible, 0, p.v_dim, acc, ahead); };
+[[gnu::noinline]] void add_values(const Problem &p, const Scratch &s, const rules::CpuThreadLayout &l, int32_t rows,
+                                  const KeyRows &keys, const int32_t *visible, bool first, float *acc, LinesAhead *ahead) {
+  Weights weights = {s.key_scores, lanes_of(rows)};
+  const auto all_columns = [&](const auto &k) {
+    add_columns(weights, l.node.acc_ld, rows, k, visible, first, 0, p.v_dim, acc, ahead);
+  };
   if constexpr (V::multiplies_bf16) {
     if (multiplies_bf16(p)) {
+      weights = {s.scores, l.scores_ld};
       for (int32_t r = 0; r < rows; ++r) Bf16Products<V>::round_weights(s.scores + r * l.scores_ld, visible[r]);
       if (!rules::is_record(p.kv_dtype)) return all_columns(Bf16Keys<V>{keys.row});
       const RecordValues<V> values = {s.values};
@@ -221,15 +240,15 @@ inline void add_values(const Problem &p, const Scratch &s, const rules::CpuThrea
       return all_columns(values);
     }
   }
+  if (in_pairs(p)) return all_columns(PairKeys{keys.row});
   if (loads_cached(p, rows)) {
-    if (p.kv_dtype == DType::bf16) return all_columns(CachedKeys<uint16_t, Vec::load_bf16>{keys.row});
     if (p.kv_dtype == DType::f16) return all_columns(CachedKeys<uint16_t, Vec::load_f16>{keys.row});
     return all_columns(CachedKeys<float, Vec::load>{keys.row});
   }
   for (int32_t c = 0; c < p.v_dim; c += kValueColumns) {
     const int32_t n = rules::min(kValueColumns, p.v_dim - c);
     convert(p.kv_dtype, keys.row, keys.count, c, n, s.kv, kValueColumns, nullptr);
-    add_columns(s, l, rows, ConvertedKeys{s.kv, c}, visible, c, c + n, acc, ahead);
+    add_columns(weights, l.node.acc_ld, rows, ConvertedKeys{s.kv, c}, visible, first, c, c + n, acc, ahead);
   }
 }
 
@@ -253,7 +272,7 @@ void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTi
                   sizeof(uint16_t) * static_cast<size_t>(p.qk_dim));
     return;
   }
-  const int32_t lanes = lanes_of(tile.rows), size = rules::dtype_bytes(p.q_dtype);
+  const int32_t lanes = lanes_of(tile.rows), size = rules::dtype_bytes(p.q_dtype), columns = score_columns(p);
   const bool f32 = p.q_dtype == DType::f32, transposed = keys_in_lanes(tile.rows);
   for (int32_t first = 0; first < lanes; first += Vec::width) {
     const int32_t count = rules::min(Vec::width, tile.rows - first);
@@ -262,26 +281,79 @@ void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTi
     // Converted where keys will lie. What is in rows that are missing is multiplied, too, but not looked at.
     std::memset(s.kv, 0, sizeof(float) * Vec::width * kColumns);
     std::memset(s.squares, 0, sizeof(float) * Vec::width * kTileKeys);
-    for (int32_t d = 0; d < p.qk_dim; d += kColumns) {
-      const int32_t n = rules::min(kColumns, p.qk_dim - d);
-      float *const to = transposed ? s.q + d * tile.rows + first * kColumns : s.kv;
-      convert(p.q_dtype, rows, count, d, n, to, kColumns, f32 ? s.squares : nullptr);
-      if (!transposed) transpose(s.kv, kColumns, Vec::width, n, s.q + d * lanes + first, lanes);
+    for (int32_t d = 0; d < p.qk_dim; d += columns) {
+      const int32_t n = rules::min(columns, p.qk_dim - d);
+      float *const to = transposed ? s.q + d * tile.rows + first * columns : s.kv;
+      convert(p.q_dtype, rows, count, d, n, to, columns, f32 ? s.squares : nullptr);
+      if (!transposed) transpose(s.kv, columns, Vec::width, n, s.q + d * lanes + first, lanes);
     }
     for (int32_t i = 0; f32 && i < count; ++i) s.q_norms[first + i] = norm_bound(s.squares + i * Vec::width);
   }
 }
 
+inline double score_scale(const Problem &p) { return static_cast<double>(p.sm_scale) * static_cast<double>(cache_scale(p)); }
+
+// From the scores of a tile of keys to weights. visible: 0 for lanes without a row. (Inlined, it and add_values() would keep g++ from
+// inlining conversions, which hold in registers what they fetch next.)
+[[gnu::noinline]] void weigh(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, const Scratch &s,
+                             const KeyRows &keys, const int32_t *visible, const Node &node) {
+  const double scale = static_cast<double>(p.sm_scale) * static_cast<double>(cache_scale(p));
+  const auto factor = static_cast<float>(scale);
+  const int32_t lanes = lanes_of(tile.rows), count = keys.count;
+  const bool refined = p.q_dtype == DType::f32, by_row = multiplies_bf16(p) || keys_in_lanes(tile.rows);
+  float kv_norms[kTileKeys], kv_largest[kTileKeys];
+  for (int32_t k = 0; refined && k < count; ++k) {
+    kv_norms[k] = norm_bound(s.squares + k * Vec::width);
+    kv_largest[k] = k == 0 ? kv_norms[k] : rules::max(kv_largest[k - 1], kv_norms[k]);
+  }
+  bool converted = false;
+  const auto whole_key = [&](int32_t k) {
+    if (!converted) convert(p.kv_dtype, keys.row, count, 0, p.qk_dim, s.kv, l.kv_ld, nullptr);
+    converted = true;
+    return s.kv + k * l.kv_ld;
+  };
+  float low[kTileKeys * Vec::width];
+  // Of scores [i * ld] with second parts [i * low_ld].
+  const auto refine = [&](int32_t r, float *scores, int32_t ld, float *seconds, int32_t low_ld) {
+    return refine_scores(static_cast<const float *>(p.q) + query_offset(p, tile, r), s.q_norms[r], kv_norms, kv_largest,
+                         p.qk_dim, visible[r], scale, whole_key, scores, ld, seconds, low_ld);
+  };
+  for (int32_t r = 0; by_row && r < tile.rows; ++r) {
+    if (visible[r] == 0) continue;
+    float *const scores = s.scores + r * l.scores_ld;
+    scale_scores(scores, visible[r], factor);
+    if (refined) std::memset(low, 0, sizeof(float) * kTileKeys);
+    const bool two_parts = refined && refine(r, scores, 1, low, 1);
+    softmax_row(scores, two_parts ? low : nullptr, visible[r], node.max + r, node.sum + r, node.acc + r * l.node.acc_ld,
+                p.v_dim);
+  }
+  for (int32_t first = 0; !by_row && first < tile.rows; first += Vec::width) {
+    const int32_t end = rules::min(first + Vec::width, tile.rows);
+    float *const scores = s.key_scores + first;
+    bool two_parts = false;
+    if (refined) {
+      std::memset(low, 0, sizeof(low));
+      for (int32_t k = 0; k < count; ++k) (Vec::load(scores + k * lanes) * Vec::broadcast(factor)).store(scores + k * lanes);
+      for (int32_t r = first; r < end; ++r)
+        two_parts |= visible[r] > 0 && refine(r, scores + r - first, lanes, low + r - first, Vec::width);
+    }
+    float shrink[Vec::width];
+    softmax_lanes(scores, lanes, count, two_parts ? low : nullptr, visible + first, refined ? 1.0f : factor, node.max + first,
+                  node.sum + first, shrink);
+    for (int32_t r = first; r < end; ++r) {
+      if (shrink[r - first] != 1.0f) scale_row(node.acc + r * l.node.acc_ld, p.v_dim, shrink[r - first]);
+    }
+  }
+  if (by_row && !multiplies_bf16(p)) transpose(s.scores, l.scores_ld, lanes, lanes_of(count), s.key_scores, lanes);
+}
+
 void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, rules::KeyRange keys, const Scratch &s,
            const Node &node) {
-  const double scale = static_cast<double>(p.sm_scale) * static_cast<double>(cache_scale(p));
-  const bool refined = p.q_dtype == DType::f32;
   int32_t seen[kTileRows];
-  for (int32_t r = 0; r < tile.rows; ++r) {
-    seen[r] = visible_to_row(p, tile, r);
+  for (int32_t r = 0; r < tile.rows; ++r) seen[r] = visible_to_row(p, tile, r);
+  for (int32_t r = 0; r < lanes_of(tile.rows); ++r) {
     node.max[r] = kMinusInf;
     node.sum[r] = 0;
-    for (int32_t c = 0; c < p.v_dim; c += Vec::width) Vec::zero().store(node.acc + r * l.node.acc_ld + c);
   }
   KeyRows found, next;
   find_keys(p, tile.request, {keys.begin, rules::min<int64_t>(keys.begin + kTileKeys, keys.end)}, &next);
@@ -290,35 +362,15 @@ void chunk(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &til
     found = next;
     // The next tile comes to the cache meanwhile; behind the last one, the first of the chunk that mostly follows.
     find_keys(p, tile.request, {part.end, rules::min<int64_t>(part.end + kTileKeys, tile.keys)}, &next);
-    const int32_t count = found.count;
+    int32_t visible[kTileRows] = {};  // also of lanes without a row
+    for (int32_t r = 0; r < tile.rows; ++r)
+      visible[r] = static_cast<int32_t>(rules::clamp<int64_t>(seen[r] - part.begin, 0, found.count));
     if (multiplies_bf16(p)) make_bf16_keys(p, s, l, &found);
-    if (refined) std::memset(s.squares, 0, sizeof(float) * Vec::width * kTileKeys);
+    if (p.q_dtype == DType::f32) std::memset(s.squares, 0, sizeof(float) * Vec::width * kTileKeys);
     LinesAhead ahead(next, rules::row_bytes(p.kv_dtype, p.qk_dim));
     scores_of(p, s, l, tile.rows, found, &ahead);
-    float kv_norms[kTileKeys], kv_largest[kTileKeys], low[kTileKeys];
-    for (int32_t k = 0; refined && k < count; ++k) {
-      kv_norms[k] = norm_bound(s.squares + k * Vec::width);
-      kv_largest[k] = k == 0 ? kv_norms[k] : rules::max(kv_largest[k - 1], kv_norms[k]);
-    }
-    bool converted = false;
-    const auto whole_key = [&](int32_t k) {
-      if (!converted) convert(p.kv_dtype, found.row, count, 0, p.qk_dim, s.kv, l.kv_ld, nullptr);
-      converted = true;
-      return s.kv + k * l.kv_ld;
-    };
-    int32_t visible[kTileRows];
-    for (int32_t r = 0; r < tile.rows; ++r) {
-      visible[r] = static_cast<int32_t>(rules::clamp<int64_t>(seen[r] - part.begin, 0, count));
-      if (visible[r] == 0) continue;
-      float *const scores = s.scores + r * l.scores_ld;
-      scale_scores(scores, visible[r], static_cast<float>(scale));
-      const bool two_parts =
-          refined && refine_scores(static_cast<const float *>(p.q) + query_offset(p, tile, r), s.q_norms[r], kv_norms,
-                                   kv_largest, p.qk_dim, visible[r], scale, whole_key, scores, low);
-      softmax_row(scores, two_parts ? low : nullptr, visible[r], node.max + r, node.sum + r, node.acc + r * l.node.acc_ld,
-                  p.v_dim);
-    }
-    add_values(p, s, l, tile.rows, found, visible, node.acc, &ahead);
+    weigh(p, l, tile, s, found, visible, node);
+    add_values(p, s, l, tile.rows, found, visible, begin == keys.begin, node.acc, &ahead);
   }
 }
 
@@ -354,7 +406,14 @@ void finish(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &ti
     // Keys, but every score -inf: sum is 0 and the softmax is undefined, so NaN as by definition, not the -inf of a row without
     // keys.
     const bool undefined = node.sum[r] == 0.0f;
-    store_row(p.q_dtype, node.acc + r * l.node.acc_ld, cache_scale(p) / node.sum[r], p.v_dim, p.out, at);
+    float *const acc = node.acc + r * l.node.acc_ld;
+    for (int32_t c = 0; in_pairs(p) && c < p.v_dim; c += 2 * Vec::width) {
+      Vec first = Vec::load(acc + c), second = Vec::load(acc + c + Vec::width);
+      join_pairs(&first, &second);
+      first.store(acc + c);
+      second.store(acc + c + Vec::width);
+    }
+    store_row(p.q_dtype, acc, cache_scale(p) / node.sum[r], p.v_dim, p.out, at);
     *lse = undefined ? std::numeric_limits<float>::quiet_NaN() : node.max[r] + std::log(node.sum[r]);
   }
 }

@@ -10,6 +10,7 @@ struct Vec {
   static constexpr int width = 8;
   // Register blocks of blocks.h: accumulators, operands and one more are 16 registers.
   static constexpr int score_accumulators = 12, score_vectors = 2, value_rows = 6, value_vectors = 2;
+  static constexpr int score_columns = 32, steps_a_line = 4;
   static constexpr int transposing_rows = 4;           // so many take about as long as the transposition of keys
   static constexpr bool converts_as_it_loads = false;  // two vectors a block: conversions would cost as much as products
   static constexpr bool multiplies_bf16 = false;
@@ -61,6 +62,16 @@ inline Vec in_register(Vec x) {
   asm("" : "+x"(x.v));
   return x;
 }
+inline void load_bf16_pairs(const uint16_t *p, Vec *first, Vec *second) {
+  const Vec x = in_register(Vec{_mm256_loadu_ps(reinterpret_cast<const float *>(p))});
+  first->v = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.v), 16));
+  second->v = _mm256_and_ps(x.v, _mm256_castsi256_ps(_mm256_set1_epi32(-65536)));
+}
+inline void join_pairs(Vec *first, Vec *second) {
+  const __m256 low = _mm256_unpacklo_ps(first->v, second->v), high = _mm256_unpackhi_ps(first->v, second->v);
+  first->v = _mm256_permute2f128_ps(low, high, 0x20);
+  second->v = _mm256_permute2f128_ps(low, high, 0x31);
+}
 inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
@@ -70,8 +81,8 @@ inline Vec round(Vec x) { return {_mm256_round_ps(x.v, _MM_FROUND_TO_NEAREST_INT
 inline Vec pow2(Vec n) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23))};
 }
-inline Vec zero_below(Vec x, Vec a, float limit) {
-  return {_mm256_andnot_ps(_mm256_cmp_ps(a.v, _mm256_set1_ps(limit), _CMP_LT_OQ), x.v)};
+inline Vec fill_below(Vec x, Vec fill, Vec a, float limit) {
+  return {_mm256_blendv_ps(x.v, fill.v, _mm256_cmp_ps(a.v, _mm256_set1_ps(limit), _CMP_LT_OQ))};
 }
 inline Vec fill_from(Vec a, int count, float x) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

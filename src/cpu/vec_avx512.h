@@ -29,6 +29,7 @@ struct Vec {
   static constexpr int width = 16;
   // Register blocks of blocks.h: accumulators, operands and one more are 32 registers.
   static constexpr int score_accumulators = 24, score_vectors = 4, value_rows = 6, value_vectors = 4;
+  static constexpr int score_columns = 64, steps_a_line = 1;
   static constexpr int pair_rows = 4, pair_keys = 6;
   static constexpr int transposing_rows = 7;          // so many take about as long as the transposition of keys
   static constexpr bool converts_as_it_loads = true;  // two instructions for six products
@@ -152,6 +153,17 @@ inline __m512i pair_places(int32_t first) {
 inline Bf16Pairs first_pairs(Bf16Pairs x, Bf16Pairs y) { return {_mm512_permutex2var_epi16(x.v, pair_places(0), y.v)}; }
 inline Bf16Pairs last_pairs(Bf16Pairs x, Bf16Pairs y) { return {_mm512_permutex2var_epi16(x.v, pair_places(16), y.v)}; }
 #endif
+inline void load_bf16_pairs(const uint16_t *p, Vec *first, Vec *second) {
+  const Vec x = in_register(Vec{_mm512_loadu_ps(p)});
+  first->v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x.v), 16));
+  second->v = _mm512_and_ps(x.v, _mm512_castsi512_ps(_mm512_set1_epi32(-65536)));
+}
+inline void join_pairs(Vec *first, Vec *second) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512 a = first->v, b = second->v;
+  first->v = _mm512_permutex2var_ps(a, low, b);
+  second->v = _mm512_permutex2var_ps(a, _mm512_add_epi32(low, _mm512_set1_epi32(8)), b);
+}
 inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -161,8 +173,8 @@ inline Vec round(Vec x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEARES
 inline Vec pow2(Vec n) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
 }
-inline Vec zero_below(Vec x, Vec a, float limit) {
-  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_NLT_UQ), x.v)};
+inline Vec fill_below(Vec x, Vec fill, Vec a, float limit) {
+  return {_mm512_mask_mov_ps(x.v, _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_LT_OQ), fill.v)};
 }
 inline Vec fill_from(Vec a, int count, float x) {
   return {_mm512_mask_mov_ps(_mm512_set1_ps(x), static_cast<__mmask16>((1u << count) - 1), a.v)};

@@ -14,7 +14,8 @@ namespace {
 struct Vec {
   static constexpr int width = 8;
   static constexpr int score_accumulators = 12, score_vectors = 2, value_rows = 6,
-                       value_vectors = 2;     // register blocks of blocks.h
+                       value_vectors = 2;  // register blocks of blocks.h
+  static constexpr int score_columns = 32, steps_a_line = 4;
   static constexpr int transposing_rows = 4;  // so many take about as long as the transposition of keys
   static constexpr bool converts_as_it_loads = false;
   static constexpr bool multiplies_bf16 = false;
@@ -62,6 +63,19 @@ struct Vec {
 };
 
 inline Vec in_register(Vec x) { return x; }
+// The bf16 numbers of two vectors, in pairs in the lanes: the first ones of the pairs, the second ones. join_pairs() puts them in their places.
+inline void load_bf16_pairs(const uint16_t *p, Vec *first, Vec *second) {
+  for (int i = 0; i < Vec::width; ++i) {
+    first->v[i] = rules::bf16_to_float(p[2 * i]);
+    second->v[i] = rules::bf16_to_float(p[2 * i + 1]);
+  }
+}
+inline void join_pairs(Vec *first, Vec *second) {
+  const Vec a = *first, b = *second;
+  for (int i = 0; i < 2 * Vec::width; ++i) {
+    (i < Vec::width ? first : second)->v[i % Vec::width] = (i % 2 == 0 ? a : b).v[i / 2];
+  }
+}
 inline Vec operator+(Vec a, Vec b) {
   for (int i = 0; i < Vec::width; ++i) a.v[i] += b.v[i];
   return a;
@@ -98,9 +112,9 @@ inline Vec pow2(Vec n) {
   }
   return n;
 }
-// x where a >= limit or a is NaN, else 0.
-inline Vec zero_below(Vec x, Vec a, float limit) {
-  for (int i = 0; i < Vec::width; ++i) x.v[i] = a.v[i] < limit ? 0.0f : x.v[i];
+// `fill` where a < limit, x elsewhere (and where a is NaN).
+inline Vec fill_below(Vec x, Vec fill, Vec a, float limit) {
+  for (int i = 0; i < Vec::width; ++i) x.v[i] = a.v[i] < limit ? fill.v[i] : x.v[i];
   return x;
 }
 // The lanes i >= count set to x.

@@ -39,6 +39,9 @@ MLAVERIFY_HD NodeLayout node_layout(int32_t rows, int32_t v_dim) {
 // Columns of a key tile that the CPU converts for the second product at a time, at most.
 constexpr int32_t kCpuValueColumns = 64;
 
+// The same for the first product; queries may lie in blocks of so many columns.
+constexpr int32_t kCpuScoreColumns = 64;
+
 static_assert(cpu_config().block_n <= kBf16TileKeys, "values of records, converted, lie where packed ones would");
 
 struct CpuThreadLayout {
@@ -67,9 +70,9 @@ MLAVERIFY_HD CpuThreadLayout cpu_thread_layout(const Problem &p) {
   l.node = node_layout(rows, p.v_dim);
   l.nodes_per_list = max_waiting_nodes(max_chunks);
   l.q = 0;
-  l.q_norms = l.q + static_cast<int64_t>(padded_rows) * l.q_ld;
+  l.q_norms = l.q + static_cast<int64_t>(padded_rows) * max(l.q_ld, round_up(p.qk_dim, kCpuScoreColumns));
   l.kv = l.q_norms + padded_rows;
-  const int64_t kv = int64_t{c.block_n} * max(l.kv_ld, kCpuValueColumns);
+  const int64_t kv = int64_t{c.block_n} * max(l.kv_ld, max(kCpuValueColumns, kCpuScoreColumns));
   const int64_t kv_bf16 = bf16_products(p) ? int64_t{kBf16TileKeys} * l.kv_bf16_ld : 0;
   l.squares = l.kv + max(kv, kv_bf16);
   l.key_scores = l.squares + static_cast<int64_t>(c.block_n) * 16;
