@@ -111,9 +111,9 @@ struct RecordValues {
   typename V::Bf16Pairs at(int32_t key, int32_t column) const { return V::Bf16Pairs::load(row(key) + column); }
 };
 
-// Brings keys to the cache while something else is computed, a line a step: many at once would block other loads. (In loops that are over in
-// a few cycles a step costs more than it gives: Vec::steps_a_line of them share one.) In the order in which
-// they lie, so that the processor's own prefetching takes part. Loops work on a copy, which stays in registers.
+// Brings keys to the cache while something else is computed, a line a step: many at once would block other loads. (In loops that are over
+// in a few cycles a step costs more than it gives: Vec::steps_a_line of them share one.) In the order in which they lie, so that the
+// processor's own prefetching takes part. Loops work on a copy, which stays in registers.
 class LinesAhead {
  public:
   // Of keys of `bytes` bytes each.
@@ -208,8 +208,8 @@ inline void score_pairs(const float *q, int32_t q_ld, const Keys &keys, int32_t 
   each<R>([&](auto r) { sums(c[r], scores + r * scores_ld); });
 }
 
-// acc[r][0 ... C vectors), or with `first` 0, += sum over keys [begin, end) of weights[r][k] * key k, lanes along its columns from `column` on. `begin` is a
-// multiple of the keys that one product sums.
+// acc[r][0 ... C vectors), or with `first` 0, += sum over keys [begin, end) of weights[r][k] * key k, lanes along its columns from
+// `column` on. `begin` is a multiple of the keys that one product sums.
 template <int R, int C, class Keys>
 inline void value_block(const float *weights, int32_t weights_ld, const Keys &keys, int32_t column, int32_t begin, int32_t end,
                         bool first, float *acc, int32_t acc_ld, LinesAhead *ahead) {

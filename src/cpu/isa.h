@@ -25,8 +25,7 @@ struct Node {
 
 // Converted tiles of one thread, laid out by rules::CpuThreadLayout.
 struct Scratch {
-  float
-      *q;  // [qk_dim, rows in whole vectors]; or blocks of columns [rows, columns]; or bf16 [rows, 2 * q_ld]; or tiles (amx.h)
+  float *q;           // [qk_dim, rows in whole vectors]; or [rows, columns] blocks; or bf16 [rows, 2 * q_ld]; or tiles (amx.h)
   float *q_norms;     // [rows]; f32 queries only
   float *kv;          // of a key tile, [block_n, kv_ld] or [kColumns, scores_ld]; or bf16 [kBf16TileKeys, 2 * kv_bf16_ld]
   float *squares;     // [block_n, numbers of a vector]; f32 queries only

@@ -41,9 +41,9 @@ inline float norm_bound(const float *squares) {
   return s < 0x1p80f ? std::sqrt(rules::max(s, 0x1p-80f)) : std::numeric_limits<float>::infinity();
 }
 
-// For one row of f32 queries: recomputes in f64 the scaled scores whose bound is not trusted, as scores[i * ld] + low[i * low_ld], for its n > 0
-// visible keys. False if there are none; `low` is then not written. kv_largest[i]: the largest of the first i + 1 norms; key(i): converted
-// key i.
+// For one row of f32 queries: recomputes in f64 the scaled scores whose bound is not trusted, as scores[i * ld] + low[i * low_ld], for its
+// n > 0 visible keys. False if there are none; `low` is then not written. kv_largest[i]: the largest of the first i + 1 norms; key(i):
+// converted key i.
 template <class Key>
 inline bool refine_scores(const float *q, float q_norm, const float *kv_norms, const float *kv_largest, int32_t width,
                           int32_t n, double scale, Key key, float *scores, int32_t ld, float *low, int32_t low_ld) {
@@ -96,8 +96,8 @@ inline Vec sum_as_lanes(At at) {
 }
 
 // softmax_row() of as many rows as a vector has lanes, over a tile of `count` keys: the same bits. scores [count, ld] times `scale` become
-// weights, 0 for keys that a row does not see. visible[i]: keys that row i sees, the first ones. low: [count, Vec::width], or null. shrink[i]: what
-// the acc of row i is to be multiplied with. There is room for scores of kTileKeys.
+// weights, 0 for keys that a row does not see. visible[i]: keys that row i sees, the first ones. low: [count, Vec::width], or null.
+// shrink[i]: what the acc of row i is to be multiplied with. There is room for scores of kTileKeys.
 inline void softmax_lanes(float *scores, int32_t ld, int32_t count, const float *low, const int32_t *visible, float scale,
                           float *max_out, float *sum_out, float *shrink) {
   constexpr int32_t chains = 4;  // of the maximum

@@ -63,7 +63,8 @@ struct Vec {
 };
 
 inline Vec in_register(Vec x) { return x; }
-// The bf16 numbers of two vectors, in pairs in the lanes: the first ones of the pairs, the second ones. join_pairs() puts them in their places.
+// The bf16 numbers of two vectors, in pairs in the lanes: the first ones of the pairs, the second ones. join_pairs() puts them in their
+// places.
 inline void load_bf16_pairs(const uint16_t *p, Vec *first, Vec *second) {
   for (int i = 0; i < Vec::width; ++i) {
     first->v[i] = rules::bf16_to_float(p[2 * i]);
