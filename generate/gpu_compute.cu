@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -97,23 +96,19 @@ class GpuCompute : public Compute {
 
   // The first time as it comes: arrays find their sizes, and kernels are loaded.
   void repeat(const Key &key, const std::function<void()> &enqueue) override {
-    std::unique_ptr<io::DeviceGraph> &graph = graphs_[key];
-    if (graph) {
-      graph->replay();
-    } else if (known_.insert(key).second) {
+    const auto found = graphs_.find(key);
+    if (found == graphs_.end()) {
+      if (graphs_.size() >= kMostGraphs) forget();
+      graphs_.emplace(key, nullptr);
       enqueue();
-    } else if (graphs_.size() > kMostGraphs) {
-      forget();
-      repeat(key, enqueue);
-    } else {
-      graph = std::make_unique<io::DeviceGraph>(stream_, enqueue);
-      graph->replay();
+      return;
     }
+    if (!found->second) found->second = std::make_unique<io::DeviceGraph>(stream_, enqueue);
+    found->second->replay();
   }
   void forget() override {
     synchronize();
     graphs_.clear();
-    known_.clear();
   }
 
  private:
@@ -130,8 +125,7 @@ class GpuCompute : public Compute {
 
   io::DeviceStream stream_{kGpu};
   io::Cublas cublas_;
-  std::set<Key> known_;
-  std::map<Key, std::unique_ptr<io::DeviceGraph>> graphs_;
+  std::map<Key, std::unique_ptr<io::DeviceGraph>> graphs_;     // null: of work that has been done once
   std::unordered_map<const void *, io::DeviceMemory> copies_;  // by the address of what they are of
 };
 

@@ -39,20 +39,21 @@ Model::Inputs Model::place(const Sequences &s, const uint8_t *tokens, const floa
   demand_positions(s, config().max_positions);
   const auto hidden = static_cast<std::size_t>(config().hidden_size), numbers = static_cast<std::size_t>(s.rows()) * hidden;
   const auto batch = static_cast<std::size_t>(s.batch), entries = batch * static_cast<std::size_t>(s.table_width);
+  const std::size_t states_in = numbers, table_at = states != nullptr ? 2 * numbers : numbers;
   static_assert(sizeof(float) == sizeof(int32_t));
-  staged_.resize((2 * numbers + entries + batch) * sizeof(float));
-  auto *embeddings = reinterpret_cast<float *>(staged_.data()), *states_in = embeddings + numbers;
+  staged_.resize((table_at + entries + batch) * sizeof(float));
+  auto *embeddings = reinterpret_cast<float *>(staged_.data());
   for (std::size_t r = 0; r < static_cast<std::size_t>(s.rows()); ++r) {
     std::copy_n(weights_.embedding.data() + tokens[r] * hidden, hidden, embeddings + r * hidden);
   }
-  if (states != nullptr) std::copy_n(states, numbers, states_in);
-  auto *table = reinterpret_cast<int32_t *>(states_in + numbers);
+  if (states != nullptr) std::copy_n(states, numbers, embeddings + states_in);
+  auto *table = reinterpret_cast<int32_t *>(embeddings + table_at);
   std::copy_n(s.seq_lens, batch, std::copy_n(s.block_table, entries, table));
 
   auto *placed = inputs_.reserve<float>(static_cast<int64_t>(staged_.size() / sizeof(float)));
   inputs_.upload(staged_.data(), staged_.size());
-  const auto *placed_table = reinterpret_cast<const int32_t *>(placed + 2 * numbers);
-  return {{s.batch, s.qlen, placed_table, s.table_width, placed_table + entries}, placed, placed + numbers};
+  const auto *placed_table = reinterpret_cast<const int32_t *>(placed + table_at);
+  return {{s.batch, s.qlen, placed_table, s.table_width, placed_table + entries}, placed, placed + states_in};
 }
 
 void Model::download(const float *from, float *to, int64_t count) const {

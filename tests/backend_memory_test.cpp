@@ -101,7 +101,9 @@ TEST(Offsets, OutputsBeyond32Bits) {
   const TestCall::Bits bits = call.bits();
   constexpr int64_t stride = (int64_t{3} << 29) + 3;
   const Reserved out(std::size_t{5} * stride * 2), lse(std::size_t{5} * stride * 4);
-  if (!out.ok() || !lse.ok()) GTEST_SKIP() << "out " << out.why() << "; lse " << lse.why();
+  for (const Reserved *memory : {&out, &lse}) {
+    if (!memory->ok()) GTEST_SKIP() << memory->why();
+  }
   call.poison_outputs();
   spread(call.args.out, c.heads * c.lv, stride, out);
   spread(call.args.lse, c.heads, stride, lse);

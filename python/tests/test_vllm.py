@@ -191,7 +191,7 @@ def test_the_real_one(request, tmp_path):
     """Names, order and defaults of the arguments in vLLM's source, and the keys of its configuration."""
     wheel = request.config.getoption("--vllm-wheel")
     if wheel is None:
-        pytest.skip("needs a wheel of vLLM: --vllm-wheel FILE, or `download` for the newest on PyPI (some 500 MB)")
+        pytest.skip("needs a wheel of vLLM: --vllm-wheel FILE, or --vllm-wheel download for the newest on PyPI (some 500 MB)")
     if wheel == "download":
         subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path, "vllm>=0.33"], check=True)
         wheel = next(tmp_path.glob("vllm-*.whl"))

@@ -291,8 +291,6 @@ void load_queries(const Problem &p, const rules::CpuThreadLayout &l, const RowTi
   }
 }
 
-inline double score_scale(const Problem &p) { return static_cast<double>(p.sm_scale) * static_cast<double>(cache_scale(p)); }
-
 // From the scores of a tile of keys to weights. visible: 0 for lanes without a row. (Inlined, it and add_values() would keep g++ from
 // inlining conversions, which hold in registers what they fetch next.)
 [[gnu::noinline]] void weigh(const Problem &p, const rules::CpuThreadLayout &l, const RowTile &tile, const Scratch &s,
