@@ -62,7 +62,8 @@ class Jobs {
     if (i >= count_ * workers_) return job;
     job.more = i + blocks_ < count_ * workers_;
     // Verify blocks without a share leave their room to the first blocks of this kernel.
-    job.early = l_.splits == 0 && i * l_.blocks_per_sm < (l_.blocks - shares_ * l_.row_group) * kCombineBlocks;
+    const int32_t spare = l_.blocks - shares_ * l_.row_group;
+    job.early = l_.splits == 0 && i * l_.blocks_per_sm < spare * combine_blocks_per_sm(l_.part.numbers == 8);
     const int32_t worker = rules::quotient_31(i, count_);
     i -= worker * count_;
     if (l_.splits > 0) {
@@ -523,7 +524,7 @@ class Combine {
 };
 
 template <int arch, int numbers, bool chunks>
-__global__ void __launch_bounds__(kCombineThreads, chunks || numbers == 8 ? 2 : kCombineBlocks)
+__global__ void __launch_bounds__(kCombineThreads, chunks ? 2 : combine_blocks_per_sm(numbers == 8))
     combine_kernel(const __grid_constant__ Launch l) {
   __shared__ CombineJob job;
   ptx::launch_dependents();

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "rules/config_table.h"
+#include "rules/hd.h"
 #include "rules/problem.h"
 
 namespace mlaverify::cuda {
@@ -32,10 +33,11 @@ constexpr int32_t generic_shared_bytes(int32_t qk_dim) {
   return 4 * (kGenericRows * qk_dim + kGenericKeys * (qk_dim + 1) + kGenericRows * kGenericKeys + 3 * kGenericRows);
 }
 
-// The combine kernel: slices of the parts of a row; threads of a block, a warp a slice; blocks for each multiprocessor, which has room for
-// them with parts in f32 (of the others it has two at a time).
+// The combine kernel: slices of the parts of a row; threads of a block, a warp a slice; blocks for each multiprocessor, as many as have room
+// there at a time. (In the batch-invariant mode only two have: the third begins when one of them ends.)
 constexpr int32_t kCombineSlices = rules::gpu_config().s2_num_warps;
-constexpr int32_t kCombineThreads = 32 * kCombineSlices, kCombineBlocks = 3;
+constexpr int32_t kCombineThreads = 32 * kCombineSlices;
+MLAVERIFY_HD int32_t combine_blocks_per_sm(bool f16_parts) { return f16_parts ? 2 : 3; }
 static_assert(rules::gpu_config().s2_block_s == kCombineThreads);
 
 // Shares of a call at most: more than any GPU has room for.

@@ -63,7 +63,8 @@ int64_t combine_blocks(const Target &target, const Plan &plan) {
   const int64_t jobs = l.splits == 1 ? 0 : l.splits == 0 ? l.blocks / l.row_group - 1 : plan.row_tiles_of_all;
   const int64_t rows =
       std::min<int64_t>(int64_t{plan.choice.kernel.rows} * (l.splits == 0 ? l.row_group : 1), rules::request_rows(l.p, 0));
-  return std::min<int64_t>(jobs * rows * rules::ceil_div(l.p.v_dim, 32 * l.part.numbers), kCombineBlocks * target.sms);
+  return std::min<int64_t>(jobs * rows * rules::ceil_div(l.p.v_dim, 32 * l.part.numbers),
+                           int64_t{combine_blocks_per_sm(l.part.numbers == 8)} * target.sms);
 }
 
 }  // namespace
