@@ -110,9 +110,10 @@ class Fp8Results {
     return rules::acc_vector(rules::gpu_part_layout(C::kRows, C::kV, 1, f16), 8 * j, behind_first(b));
   }
 
-  __device__ __forceinline__ void write_state(const volatile Item &item, int32_t piece, bool keys) const {
+  // By group 0, which alone may read states.
+  __device__ __forceinline__ void write_state(const volatile Item &item, int32_t piece, bool keys, bool f16 = false) const {
     if (group() == 0 && has_row() && thread() < used_rows(item))
-      part(item, piece).set_state(thread(), keys ? state() : rules::SoftmaxState(kNoKeys));
+      part(item, piece, f16).set_state(thread(), keys ? state() : rules::SoftmaxState(kNoKeys));
   }
 
   __device__ __forceinline__ void write_part(const volatile Item &item, int32_t piece, const float (&o)[kO][kS]) const {
@@ -155,7 +156,8 @@ class Fp8Results {
     const int row = first_row(), used = used_rows(item);
     const Part part = this->part(item, piece, true);
     float4 *to = part.vector(row, first_column());
-    if (has_row() && thread() < used) part.set_state(thread(), state(), group(), f16_scale(sizes_of_rows[thread()]).back);
+    write_state(item, piece, true, true);
+    if (has_row() && thread() < used) part.set_scale(thread(), group(), f16_scale(sizes_of_rows[thread()]).back);
 #pragma unroll
     for (int j = 0; j < kRowBlocks; ++j) {
       const float2 sizes = rows.of(C::kOffsetFactor + group() * C::kRows * 4, j);

@@ -23,9 +23,8 @@ class Part {
   __device__ __forceinline__ void set_state(int32_t row, rules::SoftmaxState s) const {
     *reinterpret_cast<float2 *>(state_ + row * layout_.pieces) = {s.max, s.sum};
   }
-  // The same of an acc in f16, of which this thread knows one of the two scales.
-  __device__ __forceinline__ void set_state(int32_t row, rules::SoftmaxState s, int range, float scale) const {
-    if (range == 0) set_state(row, s);
+  // Of an acc in f16: what the row's numbers of a range of columns are to be multiplied with.
+  __device__ __forceinline__ void set_scale(int32_t row, int range, float scale) const {
     state_[row * layout_.pieces].scale[range] = scale;
   }
 

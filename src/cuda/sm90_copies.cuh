@@ -23,7 +23,7 @@ struct Sm90Config {
 
   static constexpr int kTileBytes = kBlocks * kBlockBytes;  // of Q too
   static constexpr int kOffsetK = kTileBytes, kOffsetP = kOffsetK + kStages * kTileBytes;
-  static constexpr int kOffsetReference = kOffsetP + kBlockBytes, kOffsetSum = kOffsetReference + kRows * 4;
+  static constexpr int kOffsetReference = kOffsetP + kBlockBytes, kOffsetSum = kOffsetReference + 2 * kRows * 4;
   static constexpr int kOffsetItems = kOffsetSum + 2 * kRows * 4;
   static constexpr int kOffsetBarriers = kOffsetItems + 2 * static_cast<int>(sizeof(Item));
 

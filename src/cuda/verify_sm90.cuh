@@ -29,8 +29,8 @@
 //                                 of each of a pair    scores, of part 1 + g the values of group g
 //   item full[2]     mbarrier     1 copying            the item's place and keys written before read, in slot i % 2 for item i
 //   item empty[2]    mbarrier     8 warps              all warps done with an item before its slot is written again
-//   reference[2]     mbarrier     4 warps: the owner   the references of t written before read. A warp's rows are overwritten by the warp
-//                                                      that reads them, with those of t+1, after that
+//   reference[2]     mbarrier     4 warps: the owner   the references of t written before read; overwritten, by t+2, after those of t+1,
+//                                                      which are written behind that, have been read
 //   weights[2]       mbarrier     4 warps: the owner   P(t) written before read; overwritten likewise, as P(t+1), after [1]
 //   both             named, 256   groups 0, 1          results of an item that lie on Q, and row sums, read before the next queries are copied
 //                                                      and sums written; queries before read; products with Q done, and row sums written, before read; a partial
@@ -40,7 +40,7 @@
 //                                                      block over before a block ends
 //
 // Shared memory, in blocks of 64 rows or keys x 64 columns (8 KB, swizzled): Q Lk/64 (results at the end of an item), two tiles Lk/64
-// each, P 1; then references [64], row sums [2][64], items, barriers. 225 KB for Lk 576: one block a multiprocessor.
+// each, P 1; then references [2][64], row sums [2][64], items, barriers. 225 KB for Lk 576: one block a multiprocessor.
 // Registers: the launch gives 168 a thread; 216 a computing one (O 128, S 32, P 16 twice), 72 a copying one.
 #pragma once
 
@@ -246,7 +246,7 @@ class Sm90Products {
   // The reference of the tile before, of the other group: what O is to be multiplied with before the values of that tile.
   __device__ __forceinline__ void take_over_reference(float (&alpha)[2]) {
     ptx::mbarrier_wait(barriers_.reference(group_ ^ 1), weights_of_other_ % 2);
-    const auto *references = reinterpret_cast<const float *>(shared_ + C::kOffsetReference);
+    const auto *references = reinterpret_cast<const float *>(shared_ + C::kOffsetReference) + (group_ ^ 1) * C::kRows;
 #pragma unroll
     for (int i = 0; i < 2; ++i) alpha[i] = move_reference(i, references[row_of(i)]);
   }
@@ -324,7 +324,7 @@ class Sm90Products {
   // The references behind a tile, told to the other group at once, and what O is to be multiplied with.
   __device__ __forceinline__ void move_on(const float (&largest)[2], float (&reference)[2], float (&alpha)[2]) {
     const float scale = scale_of_scores();
-    auto *references = reinterpret_cast<float *>(shared_ + C::kOffsetReference);
+    auto *references = reinterpret_cast<float *>(shared_ + C::kOffsetReference) + group_ * C::kRows;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       // It moves only if weights would grow beyond 2^kSlack.
@@ -420,7 +420,10 @@ class Sm90Products {
     for (int i = 0; i < 2; ++i) {
       const F16Scale scale = f16_scale(largest_of_row(o, i));
       if (row_of(i) >= used_rows(item)) continue;
-      if (lane_ % 4 == 0) part(item, piece, true).set_state(row_of(i), {max_[i], sum_[i]}, group_, scale.back);
+      if (lane_ % 4 == 0) {
+        if (group_ == 0) part(item, piece, true).set_state(row_of(i), {max_[i], sum_[i]});
+        part(item, piece, true).set_scale(row_of(i), group_, scale.back);
+      }
       float4 *to = part(item, piece, true).fragments(warp_ * 16 + 8 * i, group_ * C::kGroupValues);
       const auto two = [&](int j) {
         return __uint_as_float(F16::pack(o[4 * j + 2 * i] * scale.factor, o[4 * j + 1 + 2 * i] * scale.factor));
