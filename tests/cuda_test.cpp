@@ -153,6 +153,29 @@ TEST(CudaSplits, EveryCountIsRightAndRepeats) {
   }
 }
 
+// Where a piece ends in the middle of a key tile, the rest of the tile belongs to the next one.
+TEST(CudaSplits, PiecesThatEndInsideATile) {
+  for (const auto &[type, cache] : {std::pair{DType::bf16, DType::bf16},
+                                    {DType::bf16, DType::f8_e4m3},
+                                    {DType::f16, DType::f8_e5m2},
+                                    {DType::bf16, DType::f8_ds_mla}}) {
+    for (const int32_t heads : {5, 20, 40, 130}) {
+      for (const int32_t splits : {2, 5}) {
+        TestCase c = deepseek({513, 640, 833, 1601, 3}, 2);
+        c.q_dtype = type;
+        c.kv_dtype = cache;
+        c.heads = heads;
+        c.num_kv_splits = splits;
+        TestCall host(c);
+        DeviceCall device(&host);
+        ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+        ASSERT_EQ(device.fetch(), "");
+        EXPECT_EQ(host.mismatch(11), "") << c;
+      }
+    }
+  }
+}
+
 // More parts than a warp of the merge looks at at once, and values wider than it takes at a time.
 TEST(CudaSplits, ManyPartsAndWideValues) {
   for (const auto &[lk, lv] : {std::pair{576, 512}, {1024, 1024}, {640, 576}}) {

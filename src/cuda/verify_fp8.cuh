@@ -149,8 +149,10 @@ class Fp8Products : Fp8Results<C> {
       const int32_t row = first + thread();
       const bool inside = row < rows_of(p_, item.request);
       const rules::Row r = rules::unpack_row(inside ? row : first, p_.num_heads);
+      // A forced piece can end inside a tile; what follows is of the next one.
+      const int32_t end = l_.splits > 0 ? item.key_end : INT32_MAX;
       reinterpret_cast<int32_t *>(shared_ + C::kOffsetLimit)[thread()] =
-          inside ? rules::visible_keys(p_, item.request, r.token) : 0;
+          inside ? rules::min(rules::visible_keys(p_, item.request, r.token), end) : 0;
       reinterpret_cast<int64_t *>(shared_ + C::kOffsetOut)[thread()] = inside ? rules::out_offset(p_, item.request, r) : -1;
     }
     if (item.key_begin == item.key_end) return;

@@ -283,5 +283,8 @@ constexpr VerifyConfig verify_config(Arch arch, int32_t batch, int32_t qlen, int
 
 static_assert(verify_config(Arch::gfx942, 10, 4, 16).block_h == 32 && verify_config(Arch::gfx942, 11, 4, 16).block_h == 64);
 static_assert(cpu_config().split_align % cpu_config().block_n == 0, "a chunk is whole key tiles");
+static_assert(gpu_config().split_align % hopper_config().block_n == 0 &&
+                  gpu_config().split_align % portable_config(Arch::sm_90, GpuKernel::portable_64).block_n == 0,
+              "a forced piece is whole key tiles where kernels do not mask its end (verify_fp8.cuh does)");
 
 }  // namespace mlaverify::rules
