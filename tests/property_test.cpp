@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <stdexcept>
 
 #include "support/test_call.h"
 
@@ -115,6 +116,11 @@ TEST(Property, OneCaseFromTheEnvironment) {
 }
 
 // The text of a case is all of it.
+TEST(TestCaseText, WhatIsNotKnownIsRefused) {
+  for (const char *text : {"head=3", "heads", "kv_dtype=E4M3", "q_dtype="})
+    EXPECT_THROW(from_text(text), std::invalid_argument) << text;
+}
+
 RC_GTEST_PROP(TestCaseText, IsReadBack, ()) {
   const TestCase c = random_case();
   RC_ASSERT(to_text(from_text(to_text(c))) == to_text(c));

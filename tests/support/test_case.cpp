@@ -67,8 +67,11 @@ void read(const std::string &s, std::optional<float> &x) {
 }
 void read(const std::string &s, DType &x) {
   for (int32_t t = 0; t <= static_cast<int32_t>(DType::f8_ds_mla); ++t) {
-    if (s == io::safetensors_name(static_cast<DType>(t))) x = static_cast<DType>(t);
+    if (s != io::safetensors_name(static_cast<DType>(t))) continue;
+    x = static_cast<DType>(t);
+    return;
   }
+  throw std::invalid_argument("MLAVERIFY_TEST_CASE: got '" + s + "', which is not a type of a test case");
 }
 void read(const std::string &s, std::vector<int32_t> &x) {
   x.clear();
