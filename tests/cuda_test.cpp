@@ -31,6 +31,18 @@ void warm_up(const DeviceCall &device) {
       << mlaverify_last_error();
 }
 
+// Runs a call on the device, and compares every `every`-th row with the oracle.
+void expect_right(TestCall &host, int32_t every = 1) {
+  DeviceCall device(&host);
+  ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+  ASSERT_EQ(device.fetch(), "");
+  EXPECT_EQ(host.mismatch(every), "");
+}
+void expect_right(const TestCase &c, int32_t every = 1) {
+  TestCall host(c);
+  expect_right(host, every);
+}
+
 // CTest runs each test in a process of its own: here the first call that the process makes is inside a capturing stream.
 TEST(CudaGraph, FirstCallOfAProcessIsCaptured) {
   for (const DType type : {DType::bf16, DType::f32}) {  // the tensor-core and the plain kernel
@@ -166,11 +178,7 @@ TEST(CudaSplits, PiecesThatEndInsideATile) {
         c.kv_dtype = cache;
         c.heads = heads;
         c.num_kv_splits = splits;
-        TestCall host(c);
-        DeviceCall device(&host);
-        ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
-        ASSERT_EQ(device.fetch(), "");
-        EXPECT_EQ(host.mismatch(11), "") << c;
+        expect_right(c, 11);
       }
     }
   }
@@ -185,11 +193,7 @@ TEST(CudaSplits, ManyPartsAndWideValues) {
       c.lk = lk;
       c.lv = lv;
       c.num_kv_splits = splits;
-      TestCall host(c);
-      DeviceCall device(&host);
-      ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
-      ASSERT_EQ(device.fetch(), "");
-      EXPECT_EQ(host.mismatch(), "") << c;
+      expect_right(c);
     }
   }
 }
@@ -237,11 +241,7 @@ void expect_heads_and_query_tokens(DType cache) {
         c.kv_dtype = cache;
         c.heads = heads;
         c.num_kv_splits = splits;
-        TestCall host(c);
-        DeviceCall device(&host);
-        ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
-        ASSERT_EQ(device.fetch(), "");
-        ASSERT_EQ(host.mismatch(13), "") << c;
+        expect_right(c, 13);
       }
     }
   }
@@ -258,10 +258,7 @@ void expect_special_numbers(DType cache, int32_t qlen) {
     c.kv_dtype = cache;
     TestCall host(c);
     change(host);
-    DeviceCall device(&host);
-    ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
-    ASSERT_EQ(device.fetch(), "");
-    EXPECT_EQ(host.mismatch(), "");
+    expect_right(host);
   };
   for (const float scale : {-0.05f, 0.0f, -0.0f, NAN, INFINITY, -INFINITY, 1e-40f, 2.0f}) {
     SCOPED_TRACE("scale " + std::to_string(scale));
@@ -301,10 +298,7 @@ TEST(CudaTiles, ReferencesThatMoveOverFp8) {
         }
       }
     }
-    DeviceCall device(&host);
-    ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
-    ASSERT_EQ(device.fetch(), "");
-    EXPECT_EQ(host.mismatch(), "") << c;
+    expect_right(host);
   }
 }
 
@@ -328,10 +322,7 @@ TEST(CudaTiles, PartialResultsOfAnySize) {
       }
     }
     host.fill_queries(0.0f);
-    DeviceCall device(&host);
-    ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
-    ASSERT_EQ(device.fetch(), "");
-    EXPECT_EQ(host.mismatch(), "");
+    expect_right(host);
   }
 }
 
