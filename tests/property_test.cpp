@@ -5,9 +5,11 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <iostream>
 #include <stdexcept>
+#include <tuple>
+#include <utility>
 
 #include "support/test_call.h"
 
@@ -19,18 +21,33 @@ bool one_in(int32_t n) { return between(0, n - 1) == 0; }
 
 int32_t random_length() { return one_in(8) ? between(500, 1100) : one_in(3) ? between(60, 140) : between(0, 24); }
 
-// Records have one width, and fewer rows and keys for it. A GPU's tensor-core kernels take them where addresses and strides allow
-// 16-byte copies: in half of the cases all do, in the others not every layout that is legal.
+// GPUs have tensor-core kernels for a case, where addresses and strides allow 16-byte copies: in half of the cases all do, in the others
+// not every layout that is legal. `cache_step`: what paddings of the cache are to be multiples of.
+void make_tensor_core_layout(TestCase &c, int32_t cache_step) {
+  const bool copies = one_in(2);
+  for (int32_t *pad : {&c.slot_pad, &c.page_pad, &c.shift}) *pad *= copies ? 16 : cache_step;
+  for (int32_t *pad : {&c.q_pad, &c.out_pad}) *pad *= copies ? 8 : 1;
+}
+
+// Records have one width, and fewer rows and keys for it.
 void make_records(TestCase &c) {
   c.lk = rules::kRecordWidth;
   c.lv = rules::kRecordScaled;
   c.heads = std::min(c.heads, 5);
   c.qlen = std::min(c.qlen, 4);
   for (int32_t &len : c.lens) len = std::min(len, 600);
-  const bool copies = one_in(2);
-  for (int32_t *pad : {&c.slot_pad, &c.page_pad, &c.shift}) *pad *= copies ? 16 : 4;
-  for (int32_t *pad : {&c.q_pad, &c.out_pad}) *pad *= copies ? 8 : 1;
+  make_tensor_core_layout(c, 4);
 }
+
+// Other caches with a width that tensor-core kernels take, and fewer rows and keys for it.
+void make_wide(TestCase &c) {
+  std::tie(c.lk, c.lv) = *rc::gen::element(std::pair{576, 512}, std::pair{512, 512}, std::pair{320, 256}, std::pair{288, 256});
+  c.heads = one_in(4) ? between(17, 24) : std::min(c.heads, 5);
+  c.qlen = std::min(c.qlen, 4);
+  for (int32_t &len : c.lens) len = std::min(len, 900);
+  make_tensor_core_layout(c, 1);
+}
+bool has_wide_rows(const TestCase &c) { return c.lv >= 256; }  // records, too
 
 TestCase random_case() {
   TestCase c;
@@ -65,7 +82,11 @@ TestCase random_case() {
   c.heads_outer = one_in(3);
   c.shift = one_in(3) ? between(1, 3) : 0;
   c.seed = *rc::gen::arbitrary<uint32_t>();
-  if (rules::is_record(c.kv_dtype)) make_records(c);
+  if (rules::is_record(c.kv_dtype)) {
+    make_records(c);
+  } else if (one_in(4)) {
+    make_wide(c);
+  }
   return c;
 }
 
@@ -86,11 +107,11 @@ RC_GTEST_PROP(Property, BatchMatesAndLayoutDoNotShow, ()) {
   if (!alone.real_lens.empty()) alone.real_lens.resize(1);
   alone.page_size = between(1, 40);
   alone.flat = alone.heads_outer = false;
-  // Of records, paddings lose whole 16 bytes only: whether 16-byte copies are possible decides a GPU's kernel, and with it the bits.
-  // (All other cases have widths that only the generic kernel takes.)
-  const bool records = rules::is_record(c.kv_dtype);
-  for (int32_t *pad : {&alone.slot_pad, &alone.page_pad, &alone.shift}) *pad %= records ? 16 : 1;
-  for (int32_t *pad : {&alone.q_pad, &alone.out_pad}) *pad %= records ? 8 : 1;
+  // Where there are tensor-core kernels, paddings lose whole 16 bytes only: whether 16-byte copies are possible decides a GPU's kernel, and
+  // with it the bits. (All other cases have widths that only the generic kernel takes.)
+  const bool wide = has_wide_rows(c);
+  for (int32_t *pad : {&alone.slot_pad, &alone.page_pad, &alone.shift}) *pad %= wide ? 16 : 1;
+  for (int32_t *pad : {&alone.q_pad, &alone.out_pad}) *pad %= wide ? 8 : 1;
   alone.num_kv_splits = 0;
   TestCall many(c), one(alone);
   many.args.num_threads = between(1, 4);
