@@ -85,5 +85,45 @@ TEST(CudaTiles, PartialResultsOfAnySize) {
   }
 }
 
+// Sums of values beyond the range of f32 are infinite, in their columns alone. Here those of the first keys are, wherever they end.
+void expect_infinite_sums(const TestCase &c, const std::vector<TestCall::Column> &columns, int32_t weight_log2) {
+  SCOPED_TRACE("weight 2^" + std::to_string(weight_log2));
+  const bool alone = weight_log2 < 0;  // and with that weight: other columns hold zeros
+  const int32_t rope = c.lk - 1;
+  TestCall host(c);
+  for (int32_t key = 0; key < c.lens[0]; ++key) {
+    if (alone) host.fill_key(0, key, 0.0f);
+    host.set_key(0, key, rope, key < 512 ? 0.0f : static_cast<float>(-weight_log2));
+    for (const auto &[column, value] : columns) {
+      if (key < (alone ? 512 : 128)) host.set_key(0, key, column, value > 0 ? 3e38f : -3e38f);
+    }
+  }
+  for (int32_t t = 0; t < c.qlen; ++t) {
+    for (int32_t h = 0; h < c.heads; ++h) {
+      host.set_query(0, t, h, rope, std::log(2.0f) / c.sm_scale);
+      for (const auto &[column, value] : columns) host.set_query(0, t, h, column, 0.0f);
+    }
+  }
+  DeviceCall device(&host);
+  ASSERT_EQ(call(device), MLAVERIFY_OK) << mlaverify_last_error();
+  ASSERT_EQ(device.fetch(), "");
+  EXPECT_EQ(host.mismatch(7, columns), "");
+}
+
+TEST(CudaTiles, InfinitePartialResults) {
+  for (const auto &[heads, qlen] : {std::pair{16, 4}, {32, 1}, {5, 2}}) {
+    for (const int32_t page : {64, 48}) {
+      for (const int32_t splits : {0, 1, 2, 5}) {
+        TestCase c = deepseek({1000}, qlen);
+        c.heads = heads;
+        c.page_size = page;
+        c.num_kv_splits = splits;
+        SCOPED_TRACE(c);
+        for (const int32_t weight_log2 : {0, -30}) expect_infinite_sums(c, {{5, -INFINITY}, {300, INFINITY}}, weight_log2);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mlaverify::test

@@ -50,19 +50,18 @@ class Part {
 
 constexpr rules::SoftmaxState kNoKeys = {-__builtin_huge_valf(), 0.0f};
 
-// The size of a finite number; 0 of others.
-__device__ __forceinline__ float finite_size(float x) {
-  const float size = fabsf(x);
-  return size <= 3.402823466e+38f ? size : 0.0f;
-}
+// The size of a finite number; NaN of others, which fmaxf() drops. (By a product, x * 0: comparisons, of which the maximum has one already,
+// have half the rate.)
+__device__ __forceinline__ float finite_size(float x) { return fabsf(__fmaf_rn(x, 0.0f, x)); }
 
-// A power of two that brings numbers of a row, whose largest size is `largest`, to f16: that one comes to lie between 2^14 and 2^15, so that
-// none overflows, and one 2^28 times smaller keeps all its bits. `back`: its inverse. Both are normal numbers.
+// A power of two that brings numbers of a row, whose largest finite size is `largest`, to f16: that one comes to lie between 2^14 and 2^15,
+// so that none overflows, and one 2^28 times smaller keeps all its bits. `back`: its inverse. Both are normal numbers. 1 for zeros: `back`
+// times a small weight must not be 0 for what is not finite beside them.
 struct F16Scale {
   float factor, back;
 };
 __device__ __forceinline__ F16Scale f16_scale(float largest) {
-  const uint32_t exponent = max(__float_as_uint(largest) >> 23, 15u);
+  const uint32_t exponent = largest == 0.0f ? 127 + 14 : max(__float_as_uint(largest) >> 23, 15u);
   return {__uint_as_float(127 + 127 + 14 - exponent << 23), __uint_as_float(exponent - 14 << 23)};
 }
 

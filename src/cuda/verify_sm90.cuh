@@ -434,12 +434,12 @@ class Sm90Products {
     }
   }
 
-  // The size of the largest number of row i in this group's columns. (fmaxf drops NaN.)
+  // The size of the largest finite number of row i in this group's columns.
   __device__ __forceinline__ float largest_of_row(const float (&o)[128], int i) const {
     float largest = 0.0f;
 #pragma unroll
     for (int j = 0; j < C::kGroupValues / 8; ++j)
-      largest = fmaxf(largest, fmaxf(fabsf(o[4 * j + 2 * i]), fabsf(o[4 * j + 1 + 2 * i])));
+      largest = fmaxf(largest, fmaxf(finite_size(o[4 * j + 2 * i]), finite_size(o[4 * j + 1 + 2 * i])));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
     return largest;

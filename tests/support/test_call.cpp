@@ -330,7 +330,7 @@ std::string TestCall::stray_writes() const {
   return all_poison(lse.data(), lse.size()) ? "" : "wrote outside of the elements of lse";
 }
 
-std::string TestCall::mismatch(int32_t every) {
+std::string TestCall::mismatch(int32_t every, const std::vector<Column> &known) {
   Call call;
   if (const Status s = validate(&args, true, &call); !s.ok()) return s.message;
   Oracle oracle(call.problem);
@@ -341,6 +341,7 @@ std::string TestCall::mismatch(int32_t every) {
       for (int32_t h = 0; h < case_.heads; ++h) {
         if (i++ % every != 0) continue;
         const double want_lse = oracle.row(b, t, h, want.data());
+        for (const Column &k : known) want[static_cast<std::size_t>(k.column)] = k.value;
         const RowError e = compare_row(case_.q_dtype, case_.lv, out_row(b, t, h), lse(b, t, h), want.data(), want_lse);
         if (e.ok) continue;
         return "request " + std::to_string(b) + ", token " + std::to_string(t) + ", head " + std::to_string(h) + ": " + e.why +

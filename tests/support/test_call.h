@@ -47,8 +47,13 @@ class TestCall {
   // Refills outputs and workspace with 0xff and computes. Returns "", or what went wrong: the library's message, or what was
   // written that is no output.
   [[nodiscard]] std::string run();
-  // Compares every `every`-th row of the last run with the oracle. Returns "", or what differs and how to repeat it.
-  [[nodiscard]] std::string mismatch(int32_t every = 1);
+  // Compares every `every`-th row of the last run with the oracle, but for columns that `known` has another value of. Returns "", or what
+  // differs and how to repeat it.
+  struct Column {
+    int32_t column;
+    double value;
+  };
+  [[nodiscard]] std::string mismatch(int32_t every = 1, const std::vector<Column> &known = {});
   // Both.
   [[nodiscard]] std::string run_and_compare(int32_t every = 1);
 
