@@ -47,6 +47,9 @@ const std::vector<Case> &cases() {
       {"records_f16_page_1", f16, record, 8, 2, 576, 512, 1, 0, 0, {1, 65, 20}, {}},
       {"records_f32_splits_3", f32, record, 5, 3, 576, 512, 16, 3, 0, {75, 20}, {60, 20}},
       {"records_many_heads", bf16, record, 128, 2, 576, 512, 64, 0, 0, {165}, {}},
+      // Their first piece has 320 keys, where kernels for FP8 have tiles of 128.
+      {"fp8_splits_2", bf16, e4m3, 16, 2, 576, 512, 64, 2, 0.0625f, {513, 640}, {}},
+      {"records_splits_2", bf16, record, 16, 1, 576, 512, 64, 2, 0, {513, 640}, {}},
   };
   return list;
 }
